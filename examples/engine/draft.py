@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from kv import KVAccess
 from layers import Attention, RMSNorm, SwiGLU, initialise, rotation
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class EagleHead(nn.Module):
     def fuse(self, features: Tensor) -> Tensor:
         """The target's `features` (..., T, F * C) to the head's hidden input (..., T, C)."""
         parts = features.unflatten(-1, (self.config.fused_layers, self.config.hidden))
-        return self.fusion(F.rms_norm(parts, parts.shape[-1:]).flatten(-2))
+        return self.fusion(functional.rms_norm(parts, parts.shape[-1:]).flatten(-2))
 
     def forward(
         self, next_tokens: Tensor, hidden: Tensor, positions: Tensor, kv: KVAccess
@@ -75,7 +75,7 @@ class EagleHead(nn.Module):
         return self.finish(hidden, self.attention(x, positions, by, 0, kv))
 
     def inputs(self, next_tokens: Tensor, hidden: Tensor) -> Tensor:
-        """What attention reads: the normalised embeddings beside the hidden states, (..., T, 2C)."""
+        """What attention reads: normalised embeddings beside hidden states, (..., T, 2C)."""
         embedded = self._borrowed[0](next_tokens)
         return torch.cat((self.embed_norm(embedded), self.hidden_norm(hidden)), dim=-1)
 
@@ -86,4 +86,4 @@ class EagleHead(nn.Module):
 
     def logits(self, output: Tensor) -> Tensor:
         """`forward`'s output (..., T, C) to scores of token t + 2, (..., T, V)."""
-        return F.linear(self.norm(output), self._borrowed[0].weight)
+        return functional.linear(self.norm(output), self._borrowed[0].weight)

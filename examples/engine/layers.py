@@ -7,9 +7,9 @@ heads, G key/value heads, D head size. `...` is nothing when serving and a batch
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from kv import KVAccess
 from torch import Tensor, nn
+from torch.nn import functional
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, (T, 1, rope_dim / 2) each
 
@@ -24,7 +24,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 def rotation(positions: Tensor, rope_dim: int, theta: float) -> Rotation:
@@ -37,7 +37,7 @@ def rotation(positions: Tensor, rope_dim: int, theta: float) -> Rotation:
 def rotate(x: Tensor, by: Rotation) -> Tensor:
     """Rotate the first `rope_dim` channels of each head of `x` (..., T, H, D); leave the rest.
 
-    The channels that carry no position compare contents at any distance, which is what copying needs.
+    The unrotated channels compare contents at any distance, which is what copying needs.
     """
     cos, sin = by
     half = cos.shape[-1]
@@ -58,7 +58,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float) -> 
     heads_first = [x.to(q.dtype).transpose(-3, -2) for x in (q, k, v)]
     if q.dim() == 3:  # the fast kernels want a batch dimension
         heads_first = [x[None] for x in heads_first]
-    out = F.scaled_dot_product_attention(
+    out = functional.scaled_dot_product_attention(
         *heads_first,
         attn_mask=mask,
         is_causal=whole,
@@ -109,7 +109,7 @@ class LatentAttention(nn.Module):
     """
 
     def __init__(
-        self, size: int, heads: int, rank: int, nope_dim: int, rope_dim: int, v_dim: int
+        self, size: int, heads: int, *, rank: int, nope_dim: int, rope_dim: int, v_dim: int
     ) -> None:
         super().__init__()
         self.heads, self.rank, self.nope_dim, self.rope_dim = heads, rank, nope_dim, rope_dim
@@ -146,7 +146,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
 def initialise(module: nn.Module, layers: int) -> None:

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from draft import DraftConfig, EagleHead
 from kv import ContiguousCache, KVAccess, NoCache
 from layers import Attention, LatentAttention, RMSNorm, Rotation, SwiGLU, initialise, rotation
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.nn import functional
 
 __all__ = [
     "BOS",
@@ -72,7 +72,7 @@ class TargetConfig:
 
     @property
     def kv_row_shape(self) -> tuple[int, int]:
-        """(H, D) of one token's row in a layer: of K and of V, or (1, R) of the only row for MLA."""
+        """(H, D) of a token's row: of K and of V, or (1, R) of the only row for MLA."""
         if self.attention == "mla":
             return 1, self.kv_lora_rank + self.rope_dim
         return self.kv_heads, self.head_dim
@@ -99,7 +99,12 @@ class Layer(nn.Module):
         self.attention: nn.Module
         if c.attention == "mla":
             self.attention = LatentAttention(
-                c.hidden, c.heads, c.kv_lora_rank, c.nope_dim, c.rope_dim, c.v_dim
+                c.hidden,
+                c.heads,
+                rank=c.kv_lora_rank,
+                nope_dim=c.nope_dim,
+                rope_dim=c.rope_dim,
+                v_dim=c.v_dim,
             )
         else:
             self.attention = Attention(c.hidden, c.hidden, c.heads, c.kv_heads, c.head_dim)
@@ -138,7 +143,7 @@ class Target(nn.Module):
 
     def logits(self, last: Tensor) -> Tensor:
         """States (..., T, C) to scores of the next token (..., T, V)."""
-        return F.linear(last, self.embedding.weight)
+        return functional.linear(last, self.embedding.weight)
 
 
 def copy_prompt(document: list[int], prompt_tokens: int, lead: int = 24) -> list[int]:
