@@ -1,0 +1,169 @@
+"""Caller: one backend behind one pluggy manager, checked when it registers and at every call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pluggy
+
+from . import hookspecs
+from .errors import BackendError, ContractViolation, HiCacheStorageError
+from .hookspecs import OPTIONAL_HOOKS, PROJECT, REQUIRED_HOOKS, StoredPage, Usage
+from .page import PageSpans
+
+
+class Caller:
+    """Calls one backend through its hooks.
+
+    `wrappers` are plugins whose hookimpls are all `wrapper=True`; the last one is outermost.
+    Raises ContractViolation if the backend or a wrapper breaks the contract of `hookspecs`.
+    Every call gives a checked result or raises an error of this package.
+    """
+
+    def __init__(self, backend: object, *, name: str, wrappers: Sequence[object] = ()) -> None:
+        self.name = name
+        self.backend = backend
+        self._plugins = pluggy.PluginManager(PROJECT)
+        self._plugins.add_hookspecs(hookspecs)
+        _check_shape(backend, name)
+        self._register(backend, name)
+        for number, wrapper in enumerate(wrappers):
+            self._register(wrapper, f"{type(wrapper).__name__}-{number}")
+        self.capabilities = frozenset(
+            hook for hook in OPTIONAL_HOOKS if self._implementations(hook) == 1
+        )
+        for hook in REQUIRED_HOOKS + OPTIONAL_HOOKS:
+            found = self._implementations(hook)
+            if found > 1:
+                raise ContractViolation(
+                    f"{hook} has {found} implementations; a store has one backend, and "
+                    "everything else around it is a wrapper (hookimpl(wrapper=True))"
+                )
+            if found == 0 and hook in REQUIRED_HOOKS:
+                raise ContractViolation(
+                    f"backend {name!r} ({type(backend).__name__}) has no hookimpl of {hook}; "
+                    f"expected: {_signature(hook)}"
+                )
+
+    def _register(self, plugin: object, name: str) -> None:
+        try:
+            self._plugins.register(plugin, name)
+            self._plugins.check_pending()
+        except pluggy.PluginValidationError as error:
+            shown = "; ".join(_signature(hook) for hook in REQUIRED_HOOKS + OPTIONAL_HOOKS)
+            raise ContractViolation(f"plugin {name!r}: {error}. The hooks are: {shown}") from error
+        for hook in self._plugins.get_hookcallers(plugin) or ():
+            for implementation in hook.get_hookimpls():
+                if implementation.plugin is plugin and implementation.kwargnames:
+                    raise ContractViolation(
+                        f"plugin {name!r}: {hook.name} gives {implementation.kwargnames} a "
+                        "default; pluggy would never pass them. Leave the default or the "
+                        "argument out"
+                    )
+
+    def _implementations(self, hook: str) -> int:
+        caller = getattr(self._plugins.hook, hook)
+        return sum(not (i.wrapper or i.hookwrapper) for i in caller.get_hookimpls())
+
+    def _call(self, hook: str, **arguments: Any) -> Any:
+        try:
+            return getattr(self._plugins.hook, hook)(**arguments)
+        except HiCacheStorageError:
+            raise
+        except Exception as error:
+            raise BackendError(
+                f"{type(error).__name__}: {error}", backend=self.name, operation=hook
+            ) from error
+
+    def _bools(self, hook: str, keys: list[str], result: Any) -> list[bool]:
+        if (
+            type(result) is not list
+            or len(result) != len(keys)
+            or not all(type(answer) is bool for answer in result)
+        ):
+            raise ContractViolation(
+                f"backend {self.name!r}: {hook} must return a list of {len(keys)} bools, "
+                f"got {result!r:.200}"
+            )
+        return result
+
+    def batch_set(
+        self, keys: list[str], pages: list[PageSpans], prefix_keys: list[str] | None
+    ) -> list[bool]:
+        result = self._call("batch_set", keys=keys, pages=pages, prefix_keys=prefix_keys)
+        return self._bools("batch_set", keys, result)
+
+    def batch_get(
+        self, keys: list[str], buffers: list[PageSpans], prefix_keys: list[str] | None
+    ) -> list[bool]:
+        result = self._call("batch_get", keys=keys, buffers=buffers, prefix_keys=prefix_keys)
+        return self._bools("batch_get", keys, result)
+
+    def exists(self, keys: list[str], prefix_keys: list[str] | None) -> int:
+        result = self._call("exists", keys=keys, prefix_keys=prefix_keys)
+        if type(result) is not int or not 0 <= result <= len(keys):
+            raise ContractViolation(
+                f"backend {self.name!r}: exists must return a count from 0 to {len(keys)}, "
+                f"got {result!r:.200}"
+            )
+        return result
+
+    def delete(self, keys: list[str]) -> list[bool]:
+        self._require("delete")
+        return self._bools("delete", keys, self._call("delete", keys=keys))
+
+    def scan(self, prefix: str) -> Iterator[StoredPage]:
+        self._require("scan")
+        yield from self._call("scan", prefix=prefix)
+
+    def usage(self) -> Usage:
+        self._require("usage")
+        result = self._call("usage")
+        if not isinstance(result, Usage):
+            raise ContractViolation(
+                f"backend {self.name!r}: usage must return a Usage, got {result!r:.200}"
+            )
+        return result
+
+    def clear(self) -> None:
+        self._require("clear")
+        self._call("clear")
+
+    def open(self) -> None:
+        self._call("open")
+
+    def flush(self) -> None:
+        self._call("flush")
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _require(self, hook: str) -> None:
+        if hook not in self.capabilities:
+            raise BackendError(
+                f"this backend has no {hook}; it can {sorted(self.capabilities)}",
+                backend=self.name,
+                operation=hook,
+            )
+
+
+def _signature(hook: str) -> str:
+    spec: Callable[..., Any] = getattr(hookspecs, hook)
+    return f"{hook}({', '.join(inspect.signature(spec).parameters)})"
+
+
+def _check_shape(backend: object, name: str) -> None:
+    """Finds the mistakes that pluggy passes over in silence."""
+    if inspect.isclass(backend):
+        raise ContractViolation(
+            f"backend {name!r} is the class {backend.__name__}; register an instance of it"
+        )
+    for hook in REQUIRED_HOOKS + OPTIONAL_HOOKS:
+        method = inspect.getattr_static(type(backend), hook, None)
+        if callable(method) and not hasattr(method, f"{PROJECT}_impl"):
+            raise ContractViolation(
+                f"backend {name!r}: {type(backend).__name__}.{hook} lacks @hookimpl; pluggy "
+                "would never call it"
+            )

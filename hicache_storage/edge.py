@@ -1,0 +1,132 @@
+"""StorageEdge: the one place where errors of storage become misses.
+
+Everything that faces an engine (the cache controller, the SGLang adapter) calls storage through
+it. It never raises into an engine's thread, never returns None or a short result; each failure
+is counted and logged at a limited rate.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .failures import FailureLog
+from .pairing import PairCount, PairedStore, PairResult
+
+T = TypeVar("T")
+
+
+@dataclass
+class EdgeCounts:
+    """Pages that an engine asked for and what it got, since the edge was made."""
+
+    lookups: int = 0
+    lookup_pages: int = 0
+    found_pages: int = 0
+    """Usable pages that lookups reported."""
+    first_page_missing: int = 0
+    """Lookups whose very first page was absent: nothing behind it can be used."""
+    read_pages: int = 0
+    target_hits: int = 0
+    draft_hits: int = 0
+    lost_drafts: int = 0
+    """Target pages delivered whose draft did not come."""
+    written_pages: int = 0
+    written_drafts: int = 0
+    refused_pages: int = 0
+    refused_drafts: int = 0
+    orphan_drafts: int = 0
+    """Drafts stored whose target was refused."""
+    errors: int = 0
+
+
+class StorageEdge:
+    """A PairedStore that never raises. Thread-safe."""
+
+    def __init__(self, pairs: PairedStore) -> None:
+        self.pairs = pairs
+        self.counts = EdgeCounts()
+        self.failures = FailureLog(f"storage {pairs.store.name!r}")
+        self._lock = threading.Lock()
+
+    def batch_set(
+        self,
+        hashes: Sequence[str],
+        target_pages: Sequence[Any],
+        draft_pages: Sequence[Any] | None = None,
+        prefix_hashes: Sequence[str] | None = None,
+    ) -> PairResult:
+        """As PairedStore.batch_set; after an error nothing counts as stored."""
+        result = self._guard(
+            "write",
+            lambda: self.pairs.batch_set(hashes, target_pages, draft_pages, prefix_hashes),
+            self._nothing(len(hashes), draft_pages),
+        )
+        with self._lock:
+            counts = self.counts
+            counts.written_pages += sum(result.target)
+            counts.refused_pages += len(hashes) - sum(result.target)
+            if result.draft is not None:
+                counts.written_drafts += sum(result.draft)
+                counts.refused_drafts += len(hashes) - sum(result.draft)
+                counts.orphan_drafts += sum(
+                    d and not t for t, d in zip(result.target, result.draft, strict=True)
+                )
+        return result
+
+    def batch_get(
+        self,
+        hashes: Sequence[str],
+        target_buffers: Sequence[Any],
+        draft_buffers: Sequence[Any] | None = None,
+        prefix_hashes: Sequence[str] | None = None,
+    ) -> PairResult:
+        """As PairedStore.batch_get; after an error nothing is usable."""
+        result = self._guard(
+            "read",
+            lambda: self.pairs.batch_get(hashes, target_buffers, draft_buffers, prefix_hashes),
+            self._nothing(len(hashes), draft_buffers),
+        )
+        with self._lock:
+            counts = self.counts
+            counts.read_pages += len(hashes)
+            counts.target_hits += sum(result.target)
+            if result.draft is not None:
+                counts.draft_hits += result.usable_drafts
+                counts.lost_drafts += result.usable_pages - result.usable_drafts
+        return result
+
+    def exists(
+        self, hashes: Sequence[str], prefix_hashes: Sequence[str] | None = None
+    ) -> PairCount:
+        """As PairedStore.exists; 0 after an error."""
+        count = self._guard(
+            "lookup", lambda: self.pairs.exists(hashes, prefix_hashes), PairCount(0, None, 0)
+        )
+        with self._lock:
+            self.counts.lookups += 1
+            self.counts.lookup_pages += len(hashes)
+            self.counts.found_pages += count.usable
+            self.counts.first_page_missing += bool(hashes) and count.target == 0
+        return count
+
+    def _nothing(self, length: int, drafts: Sequence[Any] | None) -> PairResult:
+        draft = None if drafts is None or self.pairs.draft is None else [False] * length
+        return PairResult([False] * length, draft, self.pairs.pairing)
+
+    def _guard(self, operation: str, call: Callable[[], T], otherwise: T) -> T:
+        try:
+            result = call()
+        except Exception as error:
+            with self._lock:
+                self.counts.errors += 1
+            self.failures.note(operation, error)
+            return otherwise
+        draft_error = getattr(result, "draft_error", None)
+        if draft_error is not None:
+            with self._lock:
+                self.counts.errors += 1
+            self.failures.note(f"draft {operation}", draft_error)
+        return result

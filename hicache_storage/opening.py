@@ -1,0 +1,50 @@
+"""open_store: from a URL, a mapping or the environment to an open Store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .config import build_config, environment_url, split_url
+from .discovery import build_backend, load_backend
+from .errors import ConfigError
+from .store import Store
+
+
+def open_store(
+    url: str | Mapping[str, Any] | None = None,
+    *,
+    wrappers: Sequence[object] = (),
+    **options: Any,
+) -> Store:
+    """Opens the store that `url` names.
+
+    `url` is "file:///var/cache/kv?capacity=100GiB", or a mapping {"backend": "file", "path":
+    ...}, or None for the environment's HICACHE_STORAGE_URL. `options` override it;
+    HICACHE_STORAGE_<BACKEND>_<OPTION> fills in what both leave open. `wrappers` are pluggy
+    wrappers round the backend, the last one outermost.
+
+    Raises UnknownBackendError, ConfigError, or the backend's error if it can't open.
+    """
+    name, given = _backend_and_options(url)
+    given |= options
+    cls = load_backend(name)
+    config = build_config(getattr(cls, "Config", None), name, given)
+    store = Store(build_backend(name, cls, config), name=name, wrappers=wrappers)
+    store.open()
+    return store
+
+
+def _backend_and_options(url: str | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    if url is None:
+        url = environment_url()
+        if url is None:
+            raise ConfigError("no store is named: give a URL or set HICACHE_STORAGE_URL")
+    if isinstance(url, str):
+        name, given = split_url(url)
+        return name, dict(given)
+    given = dict(url)
+    name = given.pop("backend", "")
+    if not isinstance(name, str) or not name:
+        raise ConfigError('a store mapping needs "backend", the name of one')
+    return name, given

@@ -1,0 +1,118 @@
+"""Page spans, and the 64-byte header that makes a stored page checkable.
+
+A stored page is the header and then the payload, one whole object in the store:
+
+    offset  bytes  field
+    0       4      magic "HKVP"
+    4       2      header version, little-endian
+    6       2      zero
+    8       8      payload length in bytes, little-endian
+    16      16     XXH3-128 of the payload
+    32      16     namespace digest
+    48      16     XXH3-128 of the page key
+
+All of it follows from the namespace, the key and the payload, so a page is good exactly if its
+stored header equals the one computed from what was read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import xxhash
+
+from .errors import CorruptPage, PageSizeMismatch
+
+PageSpans = tuple[memoryview, ...]
+"""The parts of a page in order, each a flat memoryview of bytes: one for a contiguous page,
+2 x layers for a layer-first MHA page."""
+
+HEADER_BYTES = 64
+_HEADER = struct.Struct("<4sHHQ16s16s16s")
+_MAGIC = b"HKVP"
+_VERSION = 1
+_ZEROS = bytes(1 << 20)
+
+
+def as_spans(page: Any, *, writable: bool = False) -> PageSpans:
+    """`page` as spans: a buffer, or an iterable of buffers, each contiguous.
+
+    Nothing is copied. Raises PageSizeMismatch for a buffer that isn't contiguous, or is
+    read-only although `writable` is asked for.
+    """
+    parts: Iterable[Any] = page if isinstance(page, (tuple, list)) else (page,)
+    spans = []
+    for part in parts:
+        view = part if isinstance(part, memoryview) else memoryview(part)
+        if view.format != "B" or view.ndim != 1:
+            if not view.c_contiguous:
+                raise PageSizeMismatch("a page span must be contiguous; give several spans")
+            view = view.cast("B")
+        elif not view.c_contiguous:
+            raise PageSizeMismatch("a page span must be contiguous; give several spans")
+        if writable and view.readonly:
+            raise PageSizeMismatch("a span to read into must be writable")
+        spans.append(view)
+    return tuple(spans)
+
+
+def spans_bytes(spans: Sequence[memoryview]) -> int:
+    """Total length of flat byte spans."""
+    return sum(map(len, spans))
+
+
+def zero_spans(spans: Sequence[memoryview]) -> None:
+    """Fills the spans with zero bytes."""
+    for span in spans:
+        for start in range(0, len(span), len(_ZEROS)):
+            part = span[start : start + len(_ZEROS)]
+            part[:] = _ZEROS[: len(part)]
+
+
+def key_digest(page_key: str) -> bytes:
+    """XXH3-128 of a page key, as the header holds it."""
+    return xxhash.xxh3_128_digest(page_key.encode())
+
+
+def make_header(payload: Sequence[memoryview], namespace_digest: bytes, page_key: str) -> bytes:
+    """The header of the page with this payload under this key."""
+    checksum = xxhash.xxh3_128()
+    for span in payload:
+        checksum.update(span)
+    return _HEADER.pack(
+        _MAGIC,
+        _VERSION,
+        0,
+        spans_bytes(payload),
+        checksum.digest(),
+        namespace_digest,
+        key_digest(page_key),
+    )
+
+
+def check_page(
+    header: memoryview | bytes,
+    payload: Sequence[memoryview],
+    namespace_digest: bytes,
+    page_key: str,
+) -> None:
+    """Returns if header and payload are the page written under this key, else raises
+    CorruptPage with what differs."""
+    expected = make_header(payload, namespace_digest, page_key)
+    if header == expected:
+        return
+    found = _HEADER.unpack(header)
+    wanted = _HEADER.unpack(expected)
+    reasons = (
+        "not a page of this package (magic)",
+        f"header version {found[1]}, this release reads {_VERSION}",
+        "damaged header",
+        f"payload of {found[3]} bytes, expected {wanted[3]}",
+        "payload does not match its checksum",
+        "page of another namespace",
+        "page of another key",
+    )
+    differing = (why for why, a, b in zip(reasons, found, wanted, strict=True) if a != b)
+    raise CorruptPage(page_key, next(differing, "damaged header"))

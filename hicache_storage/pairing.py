@@ -1,0 +1,201 @@
+"""PairedStore: target and draft pages under one page hash, written and read together.
+
+The target's page lies under `<hash>` in the target's namespace, the draft's under `d:<hash>` in
+the draft's. The draft is written first and the target last, so a visible target implies that
+its draft was tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .errors import BackendError, ConfigError, PageSizeMismatch
+from .keys import draft_key
+from .namespace import Namespace
+from .page import as_spans, zero_spans
+from .store import Store
+
+Pairing = Literal["best_effort", "required"]
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """What became of a batch of pairs, target and draft apart."""
+
+    target: list[bool]
+    draft: list[bool] | None
+    """None if there is no draft pool ("off"), which is not a miss."""
+    pairing: Pairing
+    draft_error: BackendError | None = None
+    """Why the whole draft half failed, where pairing is best effort; never raised."""
+
+    @property
+    def usable_pages(self) -> int:
+        """The leading run that an engine may use: of target hits, or of pairs if required."""
+        run = leading_run(self.target)
+        if self.draft is not None and self.pairing == "required":
+            run = min(run, leading_run(self.draft))
+        return run
+
+    @property
+    def usable_drafts(self) -> int:
+        """Draft hits within the usable run."""
+        return sum(self.draft[: self.usable_pages]) if self.draft is not None else 0
+
+
+@dataclass(frozen=True)
+class PairCount:
+    """What `exists` found: leading runs, in pages."""
+
+    target: int
+    draft: int | None
+    """None if it was not asked for: no draft pool, or best effort."""
+    usable: int
+
+
+class PairedStore:
+    """Pairs of pages in one Store.
+
+    `pairing` "best_effort": a lost draft never costs the target hit; the draft's buffers are
+    zeroed and the loss is reported. "required": a page without its draft is not usable, and a
+    target is written only where its draft was stored. Without `draft` it serves the target
+    alone and makes no draft request.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        target: Namespace,
+        draft: Namespace | None = None,
+        *,
+        pairing: Pairing = "best_effort",
+    ) -> None:
+        if pairing not in ("best_effort", "required"):
+            raise ConfigError(f"pairing must be 'best_effort' or 'required', got {pairing!r}")
+        if draft is not None and draft.page_size != target.page_size:
+            raise ConfigError(
+                f"draft pages have {draft.page_size} tokens and target pages "
+                f"{target.page_size}; a pair covers the same tokens"
+            )
+        self.store = store
+        self.target = target
+        self.draft = draft
+        self.pairing: Pairing = pairing
+
+    def batch_set(
+        self,
+        hashes: Sequence[str],
+        target_pages: Sequence[Any],
+        draft_pages: Sequence[Any] | None = None,
+        prefix_hashes: Sequence[str] | None = None,
+    ) -> PairResult:
+        """Stores pairs, drafts first. Raises what the store raises for the target."""
+        self._check(hashes, target_pages, draft_pages)
+        if self.draft is None or draft_pages is None:
+            stored = self.store.batch_set(self.target, hashes, target_pages, prefix_hashes)
+            return PairResult(stored, None, self.pairing)
+        drafts, error = self._draft_half(
+            lambda: self.store.batch_set(
+                self._draft(), _drafts(hashes), draft_pages, _drafts(prefix_hashes)
+            ),
+            len(hashes),
+        )
+        if self.pairing == "best_effort" or all(drafts):
+            stored = self.store.batch_set(self.target, hashes, target_pages, prefix_hashes)
+            return PairResult(stored, drafts, self.pairing, error)
+        paired = [i for i, done in enumerate(drafts) if done]
+        done = self.store.batch_set(
+            self.target,
+            [hashes[i] for i in paired],
+            [target_pages[i] for i in paired],
+            prefix_hashes,
+        )
+        stored = [False] * len(hashes)
+        for i, answer in zip(paired, done, strict=True):
+            stored[i] = answer
+        return PairResult(stored, drafts, self.pairing, error)
+
+    def batch_get(
+        self,
+        hashes: Sequence[str],
+        target_buffers: Sequence[Any],
+        draft_buffers: Sequence[Any] | None = None,
+        prefix_hashes: Sequence[str] | None = None,
+    ) -> PairResult:
+        """Reads pairs, both halves before it returns.
+
+        Drafts are read for the leading run of target hits only. With best effort every draft
+        buffer in that run that wasn't filled is zeroed.
+        """
+        self._check(hashes, target_buffers, draft_buffers)
+        hits = self.store.batch_get(self.target, hashes, target_buffers, prefix_hashes)
+        if self.draft is None or draft_buffers is None:
+            return PairResult(hits, None, self.pairing)
+        run = leading_run(hits)
+        drafts, error = self._draft_half(
+            lambda: self.store.batch_get(
+                self._draft(), _drafts(hashes[:run]), draft_buffers[:run], _drafts(prefix_hashes)
+            ),
+            run,
+        )
+        if self.pairing == "best_effort":
+            for hit, buffer in zip(drafts, draft_buffers, strict=False):
+                if not hit:
+                    zero_spans(as_spans(buffer, writable=True))
+        drafts += [False] * (len(hashes) - run)
+        return PairResult(hits, drafts, self.pairing, error)
+
+    def exists(
+        self, hashes: Sequence[str], prefix_hashes: Sequence[str] | None = None
+    ) -> PairCount:
+        """Leading runs of stored pages; the draft is asked for only if it is required."""
+        target = self.store.exists(self.target, hashes, prefix_hashes)
+        if self.draft is None or self.pairing == "best_effort":
+            return PairCount(target, None, target)
+        draft = self.store.exists(self.draft, _drafts(hashes[:target]), _drafts(prefix_hashes))
+        return PairCount(target, draft, draft)
+
+    def delete(self, hashes: Sequence[str]) -> list[bool]:
+        """Deletes both halves, the target first; True where neither is stored any more."""
+        gone = self.store.delete(self.target, hashes)
+        if self.draft is not None:
+            drafts = self.store.delete(self.draft, _drafts(hashes))
+            gone = [a and b for a, b in zip(gone, drafts, strict=True)]
+        return gone
+
+    def _draft(self) -> Namespace:
+        assert self.draft is not None
+        return self.draft
+
+    def _draft_half(
+        self, call: Callable[[], list[bool]], length: int
+    ) -> tuple[list[bool], BackendError | None]:
+        try:
+            return call(), None
+        except BackendError as error:
+            if self.pairing == "required":
+                raise
+            return [False] * length, error
+
+    def _check(
+        self, hashes: Sequence[str], target: Sequence[Any], draft: Sequence[Any] | None
+    ) -> None:
+        if self.draft is None and draft is not None:
+            raise ConfigError("draft pages given, but this PairedStore has no draft namespace")
+        for half, pages in (("target", target), ("draft", draft)):
+            if pages is not None and len(pages) != len(hashes):
+                raise PageSizeMismatch(f"{len(hashes)} hashes but {len(pages)} {half} pages")
+
+
+def leading_run(hits: Sequence[bool]) -> int:
+    """How many entries stand before the first False."""
+    for i, hit in enumerate(hits):
+        if not hit:
+            return i
+    return len(hits)
+
+
+def _drafts(hashes: Sequence[str] | None) -> Any:
+    return None if hashes is None else [draft_key(page_hash) for page_hash in hashes]
