@@ -24,7 +24,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
 
 
 def rotation(positions: Tensor, rope_dim: int, theta: float) -> Rotation:
