@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .failures import FailureLog
-from .pairing import PairCount, PairedStore, PairResult
+from .pairing import PairCount, PairedStore, PairResult, leading_run
 
 T = TypeVar("T")
 
@@ -32,7 +32,9 @@ class EdgeCounts:
     target_hits: int = 0
     draft_hits: int = 0
     lost_drafts: int = 0
-    """Target pages delivered whose draft did not come."""
+    """Pages in the leading run of target hits whose draft did not come."""
+    usable_pages: int = 0
+    """What the engine may use of the pages read; less than the hits where drafts are required."""
     written_pages: int = 0
     written_drafts: int = 0
     refused_pages: int = 0
@@ -93,9 +95,12 @@ class StorageEdge:
             counts = self.counts
             counts.read_pages += len(hashes)
             counts.target_hits += sum(result.target)
+            counts.usable_pages += result.usable_pages
             if result.draft is not None:
-                counts.draft_hits += result.usable_drafts
-                counts.lost_drafts += result.usable_pages - result.usable_drafts
+                run = leading_run(result.target)
+                drafts = sum(result.draft[:run])
+                counts.draft_hits += drafts
+                counts.lost_drafts += run - drafts
         return result
 
     def exists(

@@ -1,0 +1,55 @@
+"""Shared fixtures: a small namespace, its draft's, and page hashes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+
+from hicache_storage import Namespace
+
+
+def page_hash(number: int) -> str:
+    """SHA-256 of the number's decimal digits: a page hash that is easy to name."""
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+@pytest.fixture
+def hashes() -> Callable[[int], list[str]]:
+    """`hashes(n)`: the first n page hashes."""
+    return lambda count: [page_hash(i) for i in range(count)]
+
+
+@pytest.fixture
+def target_namespace() -> Namespace:
+    """Two layers, four tokens, two heads of eight bfloat16: pages of 512 bytes."""
+    return Namespace(
+        model="org/model",
+        pool="mha",
+        dtype="bfloat16",
+        page_size=4,
+        page_bytes=512,
+        layers=2,
+        heads=2,
+        head_dim=8,
+        v_head_dim=8,
+        order="layer_token",
+    )
+
+
+@pytest.fixture
+def draft_namespace() -> Namespace:
+    """One layer of the same shape: pages of 256 bytes."""
+    return Namespace(
+        model="org/model-draft",
+        pool="mha",
+        dtype="bfloat16",
+        page_size=4,
+        page_bytes=256,
+        layers=1,
+        heads=2,
+        head_dim=8,
+        v_head_dim=8,
+        order="layer_token",
+    )

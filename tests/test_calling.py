@@ -1,0 +1,179 @@
+"""A backend's mistakes are found when it registers, and its answers are checked at every call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hicache_storage import BackendError, BackendTimeout, ContractViolation, hookimpl
+from hicache_storage.calling import Caller
+
+
+class Right:
+    """Answers everything with a miss."""
+
+    @hookimpl
+    def batch_set(self, keys: list[str]) -> list[bool]:
+        return [False] * len(keys)
+
+    @hookimpl
+    def batch_get(self, keys: list[str]) -> list[bool]:
+        return [False] * len(keys)
+
+    @hookimpl
+    def exists(self) -> int:
+        return 0
+
+
+class Unmarked(Right):
+    def exists(self) -> int:
+        return 0
+
+
+class Misspelt(Right):
+    @hookimpl
+    def batch_gett(self, keys: list[str]) -> list[bool]:
+        return []
+
+
+class UnknownArgument(Right):
+    @hookimpl
+    def exists(self, keys: list[str], timeout_s: float) -> int:
+        return 0
+
+
+class Defaulted(Right):
+    @hookimpl
+    def exists(self, keys: list[str], prefix_keys: list[str] | None = None) -> int:
+        return 0
+
+
+class Incomplete:
+    @hookimpl
+    def exists(self, keys: list[str]) -> int:
+        return 0
+
+
+def test_arguments_that_a_backend_leaves_out_are_not_passed() -> None:
+    caller = Caller(Right(), name="right")
+    assert caller.batch_set(["k"], [()], None) == [False]
+    assert caller.exists(["k"], ["p"]) == 0
+    assert caller.capabilities == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        (Unmarked(), r"Unmarked.exists lacks @hookimpl"),
+        (Misspelt(), r"batch_gett.*The hooks are: batch_set\(keys, pages, prefix_keys\)"),
+        (UnknownArgument(), r"timeout_s.*exists\(keys, prefix_keys\)"),
+        (Defaulted(), r"gives \('prefix_keys',\) a default"),
+        (Incomplete(), r"no hookimpl of batch_set; expected: batch_set\(keys, pages"),
+        (Right, r"is the class Right; register an instance"),
+        (object(), r"no hookimpl of batch_set"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_mistake_is_refused_at_registration_with_the_spec(backend: Any, words: str) -> None:
+    with pytest.raises(ContractViolation, match=f"(?s){words}"):
+        Caller(backend, name="mine")
+
+
+def test_a_failed_registration_leaves_no_trace() -> None:
+    with pytest.raises(ContractViolation):
+        Caller(Misspelt(), name="mine")
+    assert Caller(Right(), name="mine").batch_get(["k"], [()], None) == [False]
+
+
+def test_a_second_backend_in_one_store_is_refused() -> None:
+    with pytest.raises(ContractViolation, match="batch_set has 2 implementations"):
+        Caller(Right(), name="mine", wrappers=[Right()])
+
+
+def answering(hook: str, answer: Any) -> object:
+    """A backend whose `hook` returns `answer`, or raises it."""
+
+    def implementation(self: object) -> Any:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    implementation.__name__ = hook
+    return type("Answering", (Right,), {hook: hookimpl(implementation)})()
+
+
+@pytest.mark.parametrize("hook", ["batch_set", "batch_get"])
+@pytest.mark.parametrize(
+    "answer", [None, True, (True, False), [True], [True] * 3, [True, None], [True, 1], [b"x", True]]
+)
+def test_a_short_long_or_foreign_list_is_a_violation(hook: str, answer: Any) -> None:
+    caller = Caller(answering(hook, answer), name="odd")
+    with pytest.raises(ContractViolation, match=f"'odd': {hook} must return a list of 2 bools"):
+        getattr(caller, hook)(["a", "b"], [(), ()], None)
+
+
+@pytest.mark.parametrize("answer", [None, True, -1, 3, 1.0, [1]])
+def test_a_count_out_of_range_is_a_violation(answer: Any) -> None:
+    caller = Caller(answering("exists", answer), name="odd")
+    with pytest.raises(ContractViolation, match="exists must return a count from 0 to 2"):
+        caller.exists(["a", "b"], None)
+
+
+@pytest.mark.parametrize("answer", [[], 0])
+def test_an_answer_that_is_false_is_an_answer(answer: Any) -> None:
+    hook = "exists" if answer == 0 else "batch_get"
+    caller = Caller(answering(hook, answer), name="empty")
+    assert getattr(caller, hook)([], *([[]] if hook != "exists" else []), None) == answer
+
+
+def test_a_foreign_exception_carries_the_backend_and_the_operation() -> None:
+    caller = Caller(answering("batch_get", OSError(5, "I/O error")), name="disk")
+    with pytest.raises(BackendError, match="'disk', batch_get: OSError") as caught:
+        caller.batch_get(["a"], [()], None)
+    assert (caught.value.backend, caught.value.operation) == ("disk", "batch_get")
+    assert not caught.value.retryable
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_an_error_of_this_package_passes_unchanged() -> None:
+    raised = BackendTimeout("slow", backend="disk", operation="exists")
+    caller = Caller(answering("exists", raised), name="disk")
+    with pytest.raises(BackendTimeout) as caught:
+        caller.exists(["a"], None)
+    assert caught.value is raised
+    assert raised.retryable
+
+
+def test_an_interrupt_is_not_swallowed() -> None:
+    caller = Caller(answering("exists", KeyboardInterrupt()), name="disk")
+    with pytest.raises(KeyboardInterrupt):
+        caller.exists(["a"], None)
+
+
+def test_an_optional_hook_that_is_missing_is_named() -> None:
+    caller = Caller(Right(), name="small")
+    for call in (
+        lambda: caller.delete(["a"]),
+        caller.usage,
+        caller.clear,
+        lambda: [*caller.scan("")],
+    ):
+        with pytest.raises(BackendError, match="this backend has no"):
+            call()
+
+
+def test_wrappers_run_last_registered_outermost() -> None:
+    order: list[str] = []
+
+    class Noting:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @hookimpl(wrapper=True)
+        def exists(self, keys: list[str]) -> Any:
+            order.append(self.name)
+            return (yield)
+
+    Caller(Right(), name="b", wrappers=[Noting("inner"), Noting("outer")]).exists(["a"], None)
+    assert order == ["outer", "inner"]
