@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pluggy
 
 from . import hookspecs
 from .errors import BackendError, ContractViolation, HiCacheStorageError
-from .hookspecs import OPTIONAL_HOOKS, PROJECT, REQUIRED_HOOKS, StoredPage, Usage
+from .hookspecs import OPTIONAL_HOOKS, PROJECT, REQUIRED_HOOKS, Scope, StoredPage, Usage
 from .page import PageSpans
 
 
@@ -25,6 +25,7 @@ class Caller:
     def __init__(self, backend: object, *, name: str, wrappers: Sequence[object] = ()) -> None:
         self.name = name
         self.backend = backend
+        self.scope: Scope = _scope(backend, name)
         self._plugins = pluggy.PluginManager(PROJECT)
         self._plugins.add_hookspecs(hookspecs)
         _check_shape(backend, name)
@@ -152,6 +153,15 @@ class Caller:
 def _signature(hook: str) -> str:
     spec: Callable[..., Any] = getattr(hookspecs, hook)
     return f"{hook}({', '.join(inspect.signature(spec).parameters)})"
+
+
+def _scope(backend: object, name: str) -> Scope:
+    scope: Scope = getattr(backend, "scope", "shared")
+    if scope not in get_args(Scope):
+        raise ContractViolation(
+            f"backend {name!r}: scope must be one of {', '.join(get_args(Scope))}, got {scope!r}"
+        )
+    return scope
 
 
 def _check_shape(backend: object, name: str) -> None:

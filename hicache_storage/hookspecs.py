@@ -21,6 +21,12 @@ What a backend must do:
 - take calls from any thread, several at once, also after a fork;
 - raise errors of `hicache_storage.errors` (`BackendError` and below) when the store as a whole
   fails, and answer False where only one page does.
+
+What a backend may declare, as a class or instance attribute `scope`, is who shares its pages:
+
+- "shared" (the default): whoever opens the same location, also several processes at once;
+- "exclusive": pages survive closing, but one process at a time has the store open;
+- "process": pages live in this one backend object and end with it, as with memory://.
 """
 
 # The bodies are empty on purpose: pluggy reads the signatures.
@@ -29,7 +35,7 @@ What a backend must do:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pluggy
 
@@ -38,6 +44,8 @@ from .page import PageSpans
 PROJECT = "hicache_storage"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+Scope = Literal["shared", "exclusive", "process"]
 
 REQUIRED_HOOKS = ("batch_set", "batch_get", "exists")
 OPTIONAL_HOOKS = ("open", "delete", "scan", "usage", "flush", "clear", "close")

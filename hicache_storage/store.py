@@ -18,7 +18,7 @@ from .errors import (
     StoreClosed,
 )
 from .failures import FailureLog
-from .hookspecs import StoredPage, Usage
+from .hookspecs import Scope, StoredPage, Usage
 from .keys import split_stored_key, stored_key
 from .namespace import RECORD_BYTES, Namespace
 from .page import (
@@ -72,6 +72,11 @@ class Store:
     def capabilities(self) -> frozenset[str]:
         """Names of the optional hooks that the backend has."""
         return self._caller.capabilities
+
+    @property
+    def scope(self) -> Scope:
+        """Who shares the backend's pages; see `hookspecs`."""
+        return self._caller.scope
 
     def open(self) -> None:
         """Opens the backend; `open_store` does it."""

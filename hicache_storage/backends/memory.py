@@ -26,6 +26,7 @@ class MemoryBackend:
     """Pages in a dict, least recently used first. Nothing survives the process."""
 
     Config = MemoryConfig
+    scope = "process"
 
     def __init__(self, config: MemoryConfig) -> None:
         self._capacity = config.capacity
