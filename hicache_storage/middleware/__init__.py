@@ -1,0 +1,1 @@
+"""What goes round a backend: wrappers that observe it, and backends around a backend."""

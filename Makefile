@@ -1,0 +1,42 @@
+# One verb for each thing a developer does; CI runs the same ones.
+# VENV is where they run; TORCH_VERSION is the one tested here (a CPU build is enough).
+VENV ?= .venv
+PYTHON ?= python3
+TORCH_VERSION ?= 2.13.0
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test lint types format bench docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+setup: $(VENV)/.ready ## a virtual environment with everything that the other verbs need
+
+demo: setup ## the main job: a speculative engine keeps its accept length over a restart
+	$(BIN)/python examples/engine/demo.py
+
+test: setup ## all tests that need no GPU
+	$(BIN)/python -m pytest
+
+lint: setup ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## static types
+	$(BIN)/mypy
+
+format: setup ## puts the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## the file backend beside memcpy and the disk
+	$(BIN)/python benchmarks/file_backend.py
+
+clean: ## removes the environment and what tools left
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
