@@ -1,0 +1,37 @@
+"""Checks of page indices, before any byte moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import PageSizeMismatch
+
+Slots = npt.NDArray[np.int64]
+
+
+def page_list(name: str, indices: Any, num_pages: int, *, distinct: bool = False) -> Slots:
+    """`indices` as a host array; raises PageSizeMismatch unless it is an int64 tensor (n,) of
+    slots below `num_pages`, each at most once if `distinct`."""
+    if not isinstance(indices, torch.Tensor):
+        raise PageSizeMismatch(f"{name}: expected an int64 tensor, got {type(indices).__name__}")
+    if indices.dtype != torch.int64 or indices.ndim != 1:
+        raise PageSizeMismatch(
+            f"{name}: expected an int64 tensor of shape (n,), got {indices.dtype} of shape "
+            f"{tuple(indices.shape)}"
+        )
+    slots: Slots = indices.detach().cpu().numpy()
+    if len(slots) == 0:
+        return slots
+    low, high = int(slots.min()), int(slots.max())
+    if low < 0 or high >= num_pages:
+        raise PageSizeMismatch(
+            f"{name}: page {low if low < 0 else high} is outside of the pool's {num_pages} pages "
+            "(these are page indices, not token indices)"
+        )
+    if distinct and len(np.unique(slots)) != len(slots):
+        raise PageSizeMismatch(f"{name}: a page is given twice")
+    return slots

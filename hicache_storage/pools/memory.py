@@ -1,0 +1,87 @@
+"""Host memory: page-aligned, optionally pinned, and not more of it than there is."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import weakref
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class HostMemory:
+    """`size_bytes` of zeroed memory of this process, aligned to its memory pages.
+
+    `view` and `tensor` are the same bytes; each keeps them mapped. A pinned one is registered
+    with CUDA until this object goes.
+    """
+
+    def __init__(self, size_bytes: int, *, pin: bool) -> None:
+        # Private, so that a forked child gets a copy of its own. The pinned allocator of torch
+        # would round the size up to a power of two.
+        mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.view = memoryview(mapped)
+        self.tensor: Tensor = torch.frombuffer(mapped, dtype=torch.uint8)
+        self.pinned = pin
+        if pin:
+            _register(self.tensor)
+            weakref.finalize(self, _unregister, self.tensor)
+
+
+def _register(tensor: Tensor) -> None:
+    if not torch.cuda.is_available():
+        raise ConfigError("pin=True needs a CUDA device, and torch finds none; give pin=False")
+    status = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.numel(), 0)
+    if int(status) != 0:
+        raise ConfigError(
+            f"CUDA can't pin {tensor.numel()} bytes of host memory (status {int(status)}); lower "
+            "host_pages, raise the memlock limit, or give pin=False"
+        )
+
+
+def _unregister(tensor: Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+
+
+def available_bytes() -> int | None:
+    """Memory that can still be had without swapping: the kernel's MemAvailable, or less if this
+    process's control group allows less. None where neither can be read."""
+    found = [left for left in (_meminfo_available(), _cgroup_left()) if left is not None]
+    return min(found, default=None)
+
+
+def require_host_memory(needed_bytes: int, available: int | None, what: str) -> None:
+    """Raises ConfigError if `what` needs more than `available` bytes."""
+    if available is not None and needed_bytes > available:
+        raise ConfigError(
+            f"{what} needs {needed_bytes / 2**30:.2f} GiB of host memory and "
+            f"{available / 2**30:.2f} GiB are available; lower host_pages"
+        )
+
+
+def _meminfo_available() -> int | None:
+    try:
+        for line in _MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError) as error:
+        _log.debug("no MemAvailable: %s", error)
+    return None
+
+
+def _cgroup_left() -> int | None:
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        return max(0, int(limit) - int((_CGROUP / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return None
