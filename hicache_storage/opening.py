@@ -8,6 +8,7 @@ from typing import Any
 from .config import build_config, environment_url, split_url
 from .discovery import build_backend, load_backend
 from .errors import ConfigError
+from .middleware.stack import split_middleware, stack
 from .store import Store
 
 
@@ -21,16 +22,19 @@ def open_store(
 
     `url` is "file:///var/cache/kv?capacity=100GiB", or a mapping {"backend": "file", "path":
     ...}, or None for the environment's HICACHE_STORAGE_URL. `options` override it;
-    HICACHE_STORAGE_<BACKEND>_<OPTION> fills in what both leave open. `wrappers` are pluggy
-    wrappers round the backend, the last one outermost.
+    HICACHE_STORAGE_<BACKEND>_<OPTION> fills in what both leave open. Options like
+    "retry.attempts" or "breaker" put that middleware round the backend (`middleware.stack`).
+    `wrappers` are pluggy wrappers round all of it, the last one outermost.
 
     Raises UnknownBackendError, ConfigError, or the backend's error if it can't open.
     """
     name, given = _backend_and_options(url)
     given |= options
     cls = load_backend(name)
-    config = build_config(getattr(cls, "Config", None), name, given)
-    store = Store(build_backend(name, cls, config), name=name, wrappers=wrappers)
+    own, middleware = split_middleware(given)
+    config = build_config(getattr(cls, "Config", None), name, own)
+    backend = stack(build_backend(name, cls, config), name, middleware)
+    store = Store(backend, name=name, wrappers=wrappers)
     store.open()
     return store
 

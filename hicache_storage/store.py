@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -31,6 +32,7 @@ from .page import (
 )
 
 RECORD_TAG = "n"
+BAD_PAGES_REMEMBERED = 10_000
 
 
 @dataclass
@@ -63,6 +65,7 @@ class Store:
         self._caller = Caller(backend, name=self.name, wrappers=wrappers)
         self._lock = threading.Lock()
         self._recorded: set[str] = set()
+        self._bad: OrderedDict[str, None] = OrderedDict()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -104,6 +107,7 @@ class Store:
             for key, payload in zip(keys, payloads, strict=True)
         ]
         stored = self._caller.batch_set(names, framed, _names(namespace, prefix_keys))
+        self._trust(names, stored)
         count = sum(stored)
         with self._lock:
             self.counts.set_pages += count
@@ -141,6 +145,7 @@ class Store:
                 except CorruptPage as error:
                     hits[i] = False
                     self._put_aside(names[i], error, payloads[i], digest)
+        self._trust(names, hits)
         count = sum(hits)
         with self._lock:
             self.counts.hit_pages += count
@@ -158,7 +163,10 @@ class Store:
         if not keys:
             return 0
         names = [stored_key(namespace.digest, key) for key in keys]
-        return self._caller.exists(names, _names(namespace, prefix_keys))
+        run = self._caller.exists(names, _names(namespace, prefix_keys))
+        if self._bad:
+            run = next((i for i, name in enumerate(names[:run]) if name in self._bad), run)
+        return run
 
     def delete(self, namespace: Namespace, keys: Sequence[str]) -> list[bool]:
         """Deletes pages; True for each that is not stored any more. Needs the capability."""
@@ -237,9 +245,15 @@ class Store:
         return names, spans
 
     def _put_aside(self, name: str, error: CorruptPage, payload: PageSpans, digest: bytes) -> None:
-        """Counts and logs a bad page, and deletes it if a second read proves it bad again."""
+        """Counts and logs a bad page, and deletes it if a second read proves it bad again.
+
+        Where it can't be deleted it counts as missing until it is written or read well.
+        """
         with self._lock:
             self.counts.corrupt_pages += 1
+            self._bad[name] = None
+            while len(self._bad) > BAD_PAGES_REMEMBERED:
+                self._bad.popitem(last=False)
         self.failures.note("corrupt", error)
         if "delete" not in self.capabilities:
             return
@@ -248,10 +262,19 @@ class Store:
         try:
             if self._caller.batch_get([name], [(header, *again)], None) == [True]:
                 check_page(header, again, digest, error.key)
+                self._trust([name], [True])
         except CorruptPage:
-            self._caller.delete([name])
+            self._trust([name], self._caller.delete([name]))
         except BackendError as unreadable:
             self.failures.note("corrupt", unreadable)
+
+    def _trust(self, names: list[str], good: list[bool]) -> None:
+        """Forgets that pages were bad, where they are gone, rewritten or read well since."""
+        if self._bad:
+            with self._lock:
+                for name, answer in zip(names, good, strict=True):
+                    if answer:
+                        self._bad.pop(name, None)
 
     def _record(self, namespace: Namespace) -> None:
         """Stores the namespace's readable record once per process."""

@@ -1,0 +1,111 @@
+"""Breaker: a store that keeps failing costs nothing until it heals.
+
+The circuit breaker of M. Nygard, "Release It!": closed while calls succeed; open after several
+failures in a row, when calls fail at once without reaching the store; half-open after a
+cool-down, when one call is let through as a probe whose outcome closes or reopens it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from ..calling import Caller
+from ..config import option
+from ..errors import BackendError, BackendUnavailable
+from .guard import GuardedCalls
+
+T = TypeVar("T")
+State = Literal["closed", "open", "half-open"]
+logger = logging.getLogger("hicache_storage")
+
+
+@dataclass(frozen=True)
+class BreakerConfig:
+    """Options of `breaker`."""
+
+    failures: int = option(5, doc="Failed calls in a row that open it.")
+    cooldown_s: float = option(2.0, unit="s", doc="How long it stays open before a probe.")
+
+
+class Breaker(GuardedCalls):
+    """Fails fast while the store is failing. Any error counts, a miss doesn't."""
+
+    Config = BreakerConfig
+
+    def __init__(self, inner: Caller, config: BreakerConfig) -> None:
+        super().__init__(inner)
+        self.config = config
+        self.rejected_calls = 0
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._opened_s: float | None = None
+        self._probing = False
+
+    @property
+    def state(self) -> State:
+        with self._lock:
+            if self._opened_s is None:
+                return "closed"
+            cooled = time.monotonic() - self._opened_s >= self.config.cooldown_s
+            return "half-open" if self._probing or cooled else "open"
+
+    def guard(self, operation: str, call: Callable[[], T]) -> T:
+        probe = self._admit(operation)
+        try:
+            result = call()
+        except BackendError as error:
+            self._failed(error, probe)
+            raise
+        except BaseException:
+            with self._lock:  # says nothing about the store, but another call must probe it
+                self._probing = self._probing and not probe
+            raise
+        self._succeeded(probe)
+        return result
+
+    def _admit(self, operation: str) -> bool:
+        """True if this call is the probe; raises BackendUnavailable if it may not pass."""
+        with self._lock:
+            if self._opened_s is None:
+                return False
+            waited_s = time.monotonic() - self._opened_s
+            if waited_s >= self.config.cooldown_s and not self._probing:
+                self._probing = True
+                return True
+            self.rejected_calls += 1
+        raise BackendUnavailable(
+            f"not asked: its last {self.config.failures} calls failed, it is tried again "
+            f"{max(0.0, self.config.cooldown_s - waited_s):.1f} s from now",
+            backend=self.inner.name,
+            operation=operation,
+            retryable=False,
+        )
+
+    def _failed(self, error: BackendError, probe: bool) -> None:
+        with self._lock:
+            self._failures += 1
+            opens = probe or (self._opened_s is None and self._failures >= self.config.failures)
+            if opens:
+                self._opened_s = time.monotonic()
+            if probe:
+                self._probing = False
+        if opens and not probe:
+            logger.warning(
+                "backend %r: circuit open after %d failures in a row, tried again every %.1f s; "
+                "last: %s", self.inner.name, self.config.failures, self.config.cooldown_s, error,
+            )  # fmt: skip
+
+    def _succeeded(self, probe: bool) -> None:
+        with self._lock:
+            healed = probe
+            if probe or self._opened_s is None:
+                self._failures = 0
+            if probe:
+                self._opened_s, self._probing = None, False
+        if healed:
+            logger.warning("backend %r: circuit closed, the store answers again", self.inner.name)

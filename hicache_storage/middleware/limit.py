@@ -1,0 +1,46 @@
+"""Limit: at most so many calls in a backend at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ..calling import Caller
+from ..config import option
+from ..errors import BackendTimeout
+from .guard import GuardedCalls
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LimitConfig:
+    """Options of `limit`."""
+
+    calls: int = option(16, doc="Calls that may be in the backend at once.")
+    wait_s: float = option(5.0, unit="s", doc="How long a call waits for its turn, then fails.")
+
+
+class Limit(GuardedCalls):
+    """Lets `calls` calls in at once; the others wait their turn, up to `wait_s`."""
+
+    Config = LimitConfig
+
+    def __init__(self, inner: Caller, config: LimitConfig) -> None:
+        super().__init__(inner)
+        self.config = config
+        self._turns = threading.Semaphore(config.calls)
+
+    def guard(self, operation: str, call: Callable[[], T]) -> T:
+        if not self._turns.acquire(timeout=self.config.wait_s):
+            raise BackendTimeout(
+                f"{self.config.calls} calls are under way and none ended in {self.config.wait_s} s",
+                backend=self.inner.name,
+                operation=operation,
+            )
+        try:
+            return call()
+        finally:
+            self._turns.release()
