@@ -62,6 +62,10 @@ class PairedStore:
     zeroed and the loss is reported. "required": a page without its draft is not usable, and a
     target is written only where its draft was stored. Without `draft` it serves the target
     alone and makes no draft request.
+
+    `writes_target` and `writes_draft` say which halves are this rank's to write (see
+    `pools.ranks`): where ranks share the pages of one half, one of them writes it. A half that
+    is another rank's counts as stored; reads are not affected.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class PairedStore:
         draft: Namespace | None = None,
         *,
         pairing: Pairing = "best_effort",
+        writes_target: bool = True,
+        writes_draft: bool = True,
     ) -> None:
         if pairing not in ("best_effort", "required"):
             raise ConfigError(f"pairing must be 'best_effort' or 'required', got {pairing!r}")
@@ -83,6 +89,8 @@ class PairedStore:
         self.target = target
         self.draft = draft
         self.pairing: Pairing = pairing
+        self.writes_target = writes_target
+        self.writes_draft = writes_draft
 
     def batch_set(
         self,
@@ -94,23 +102,22 @@ class PairedStore:
         """Stores pairs, drafts first. Raises what the store raises for the target."""
         self._check(hashes, target_pages, draft_pages)
         if self.draft is None or draft_pages is None:
-            stored = self.store.batch_set(self.target, hashes, target_pages, prefix_hashes)
+            stored = self._set_target(hashes, target_pages, prefix_hashes)
             return PairResult(stored, None, self.pairing)
-        drafts, error = self._draft_half(
-            lambda: self.store.batch_set(
-                self._draft(), _drafts(hashes), draft_pages, _drafts(prefix_hashes)
-            ),
-            len(hashes),
-        )
+        drafts, error = [True] * len(hashes), None
+        if self.writes_draft:
+            drafts, error = self._draft_half(
+                lambda: self.store.batch_set(
+                    self._draft(), _drafts(hashes), draft_pages, _drafts(prefix_hashes)
+                ),
+                len(hashes),
+            )
         if self.pairing == "best_effort" or all(drafts):
-            stored = self.store.batch_set(self.target, hashes, target_pages, prefix_hashes)
+            stored = self._set_target(hashes, target_pages, prefix_hashes)
             return PairResult(stored, drafts, self.pairing, error)
         paired = [i for i, done in enumerate(drafts) if done]
-        done = self.store.batch_set(
-            self.target,
-            [hashes[i] for i in paired],
-            [target_pages[i] for i in paired],
-            prefix_hashes,
+        done = self._set_target(
+            [hashes[i] for i in paired], [target_pages[i] for i in paired], prefix_hashes
         )
         stored = [False] * len(hashes)
         for i, answer in zip(paired, done, strict=True):
@@ -164,6 +171,13 @@ class PairedStore:
             drafts = self.store.delete(self.draft, _drafts(hashes))
             gone = [a and b for a, b in zip(gone, drafts, strict=True)]
         return gone
+
+    def _set_target(
+        self, hashes: Sequence[str], pages: Sequence[Any], prefix_hashes: Sequence[str] | None
+    ) -> list[bool]:
+        if not self.writes_target:
+            return [True] * len(hashes)
+        return self.store.batch_set(self.target, hashes, pages, prefix_hashes)
 
     def _draft(self) -> Namespace:
         assert self.draft is not None
