@@ -1,0 +1,158 @@
+"""Runs clauses on a subject, each on a bench of its own and within a time limit."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..config import describe_options
+from ..store import Store
+from .bench import Bench
+from .clause import NEEDS, Clause, ClauseFailed
+from .clauses import CLAUSES
+from .secrets import secret_values
+from .subject import Subject
+
+DEFAULT_TIMEOUT_S = 120.0
+
+Result = Literal["passed", "failed", "deviates", "deviation gone", "not selected"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one clause."""
+
+    clause: Clause
+    result: Result
+    seconds: float = 0.0
+    reason: str = ""
+    """Why it failed, deviates or wasn't selected."""
+    trace: str = ""
+    left_pages: int = 0
+    """Pages that could not be removed afterwards, since the backend has no `delete`."""
+
+    @property
+    def good(self) -> bool:
+        return self.result not in ("failed", "deviation gone")
+
+
+def traits(store: Store, subject: Subject) -> frozenset[str]:
+    """Which of NEEDS the open store and the subject meet."""
+    found = set(store.capabilities & NEEDS.keys())
+    if store.scope != "process":
+        found.add("persistent")
+    if store.scope == "shared":
+        found.add("shared")
+    config = getattr(type(store._caller.backend), "Config", None)
+    options = {option["name"]: option for option in describe_options(config)}
+    if "usage" in found and options.get("capacity", {}).get("unit") == "bytes":
+        found.add("capacity")
+    private = subject.private or store.scope == "process"
+    if private:
+        found.add("private")
+    if private or subject.empty:
+        found.add("empty")
+    if secret_values(subject):
+        found.add("secrets")
+    return frozenset(found)
+
+
+def unmet(clause: Clause, found: frozenset[str]) -> str:
+    """Why the clause doesn't apply; "" if it does."""
+    missing = [NEEDS[need] for need in clause.needs if need not in found]
+    return f"needs {' and '.join(missing)}" if missing else ""
+
+
+def run_clause(
+    clause: Clause, subject: Subject, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> tuple[float, int]:
+    """Tries one clause; seconds taken and pages left over.
+
+    Raises ClauseFailed if the backend breaks it, whatever it raised itself, or doesn't return
+    in time.
+    """
+    started_s = time.monotonic()
+    bench = Bench(subject, clause.number)
+    failure: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            clause.try_on(bench)
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=attempt, name=f"clause-{clause.number}", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        frame = sys._current_frames().get(thread.ident or 0)
+        where = "".join(traceback.format_stack(frame)[-4:]) if frame else ""
+        raise ClauseFailed(f"it did not return within {timeout_s:g} s; it stands at\n{where}")
+    left = 0
+    try:
+        left = bench.clean()
+    except Exception as error:
+        failure.append(error)
+    if failure:
+        cause = failure[0]
+        if isinstance(cause, ClauseFailed):
+            raise cause
+        raise ClauseFailed(f"the backend raised {type(cause).__name__}: {cause}") from cause
+    return time.monotonic() - started_s, left
+
+
+def run_clauses(
+    subject: Subject,
+    *,
+    deviations: Mapping[str, str] | None = None,
+    clauses: Iterable[Clause] = CLAUSES,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    progress: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Runs every clause that applies. Raises what opening the store raises, and ValueError for a
+    deviation of a clause that doesn't exist."""
+    deviations = dict(deviations or {})
+    check_deviations(deviations)
+    with subject.open() as store:
+        found = traits(store, subject)
+    outcomes = []
+    for clause in clauses:
+        reason = unmet(clause, found)
+        if reason:
+            outcome = Outcome(clause, "not selected", reason=reason)
+        else:
+            outcome = _outcome(clause, subject, deviations.get(clause.number), timeout_s)
+        progress(outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def check_deviations(deviations: Mapping[str, str]) -> None:
+    """Raises ValueError unless each is of a clause that exists, and has a reason."""
+    known = {clause.number for clause in CLAUSES}
+    for number, reason in deviations.items():
+        if number not in known:
+            raise ValueError(f"deviation from clause {number!r}: there is no such clause")
+        if not isinstance(reason, str) or not reason.strip():
+            raise ValueError(f"deviation from clause {number}: give the reason as text")
+
+
+def _outcome(clause: Clause, subject: Subject, deviation: str | None, timeout_s: float) -> Outcome:
+    started_s = time.monotonic()
+    try:
+        seconds, left = run_clause(clause, subject, timeout_s=timeout_s)
+    except ClauseFailed as error:
+        seconds = time.monotonic() - started_s
+        if deviation is not None:
+            return Outcome(clause, "deviates", seconds, deviation)
+        trace = "".join(traceback.format_exception(error))
+        return Outcome(clause, "failed", seconds, str(error), trace)
+    if deviation is not None:
+        reason = f"it holds now; take the deviation out ({deviation})"
+        return Outcome(clause, "deviation gone", seconds, reason, left_pages=left)
+    return Outcome(clause, "passed", seconds, left_pages=left)

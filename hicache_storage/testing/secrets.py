@@ -1,0 +1,26 @@
+"""Which values of a subject's options are secret."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..config import build_config
+from ..discovery import load_backend
+from ..opening import _backend_and_options
+from .subject import Subject
+
+
+def secret_values(subject: Subject) -> dict[str, str]:
+    """The subject's secret options that have a value, by name; none for an opener of its own."""
+    if subject.opener != Subject.opener:
+        return {}
+    name, given = _backend_and_options(subject.where)
+    cls = getattr(load_backend(name), "Config", None)
+    if cls is None:
+        return {}
+    config = build_config(cls, name, given)
+    return {
+        field.name: str(getattr(config, field.name))
+        for field in dataclasses.fields(cls)
+        if not field.repr and getattr(config, field.name)
+    }

@@ -1,0 +1,5 @@
+from hicache_storage.testing import BackendContract
+
+
+class TestMemory(BackendContract):
+    url = "memory://"
