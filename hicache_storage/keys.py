@@ -23,6 +23,9 @@ from .errors import InvalidKey
 HashMode = Literal["tokens", "pairs"]
 
 DRAFT_TAG = "d"
+RECORD_TAG = "n"
+"""Tag of a namespace's readable record, which `Store` keeps beside the pages as if it were one;
+a backend that evicts does better to let records go last."""
 _PAGE_KEY = re.compile(r"(?:([a-z][a-z0-9_]{0,31}):)?([0-9a-f]{16,128})")
 _STORED_KEY = re.compile(rf"([0-9a-f]{{32}})/({_PAGE_KEY.pattern})")
 

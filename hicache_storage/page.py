@@ -92,6 +92,14 @@ def make_header(payload: Sequence[memoryview], namespace_digest: bytes, page_key
     )
 
 
+def announced_bytes(header: bytes) -> int | None:
+    """The length of the whole stored page, header included, that a header announces; None if it
+    isn't a header of this release. For backends that want to tell a cut page from another one."""
+    if len(header) != HEADER_BYTES or header[:6] != _MAGIC + _VERSION.to_bytes(2, "little"):
+        return None
+    return HEADER_BYTES + int.from_bytes(header[8:16], "little")
+
+
 def check_page(
     header: memoryview | bytes,
     payload: Sequence[memoryview],

@@ -20,7 +20,7 @@ from .errors import (
 )
 from .failures import FailureLog
 from .hookspecs import Scope, StoredPage, Usage
-from .keys import split_stored_key, stored_key
+from .keys import RECORD_TAG, split_stored_key, stored_key
 from .namespace import RECORD_BYTES, Namespace
 from .page import (
     HEADER_BYTES,
@@ -31,7 +31,6 @@ from .page import (
     spans_bytes,
 )
 
-RECORD_TAG = "n"
 BAD_PAGES_REMEMBERED = 10_000
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from ..calling import Caller
 from ..errors import HiCacheStorageError
-from ..keys import stored_key
+from ..keys import RECORD_TAG, stored_key
 from ..namespace import Namespace
 from ..page import HEADER_BYTES, PageSpans, as_spans, make_header
-from ..store import RECORD_TAG, Store
+from ..store import Store
 from .subject import Subject
 from .worker import Worker
 
