@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import operator
 import re
 import sys
 from array import array
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from .errors import InvalidKey
 
@@ -35,13 +36,16 @@ def hash_page(tokens: Sequence[int] | Sequence[tuple[int, int]], prior_hash: str
 
     `tokens` are token ids below 2**32 or pairs of them, `prior_hash` is None for the first
     page. Gives the hashes of SGLang's `get_hash_str`: the prior digest's bytes, then every id
-    as 4 bytes, little-endian.
+    as 4 bytes, little-endian. Raises ValueError for an id out of range, TypeError for one that
+    is no integer.
     """
+    flat: Iterable[Any] = tokens
     if len(tokens) and isinstance(tokens[0], tuple):
-        flat = [int(token) for pair in tokens for token in pair]  # type: ignore[union-attr]
-    else:
-        flat = [int(token) for token in tokens]  # type: ignore[arg-type]
-    ids = array("I", flat)
+        flat = itertools.chain.from_iterable(tokens)  # type: ignore[arg-type]
+    try:
+        ids = array("I", map(operator.index, flat))
+    except OverflowError as error:
+        raise ValueError("token ids must be 0 to 2**32 - 1") from error
     if sys.byteorder == "big":
         ids.byteswap()
     digest = hashlib.sha256(bytes.fromhex(prior_hash) if prior_hash else b"")
