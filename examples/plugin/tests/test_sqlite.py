@@ -1,0 +1,5 @@
+from hicache_storage.testing import BackendContract
+
+
+class TestSqlite(BackendContract):
+    url = "sqlite://{tmp_path}/pages.db"
