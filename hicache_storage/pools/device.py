@@ -81,18 +81,25 @@ class DevicePool:
             raise ConfigError(
                 f"{name} has a tensor of shape {tuple(tensor.shape)}, expected {shape}"
             )
-        if tensor.dtype.itemsize != self.geometry.dtype.itemsize:
+        stored, logical = tensor.dtype, self.geometry.dtype
+        if stored.itemsize != logical.itemsize or (
+            stored != logical and (stored.is_floating_point or stored.is_complex)
+        ):
             raise ConfigError(
-                f"{name} has elements of {tensor.dtype.itemsize} bytes "
-                f"({tensor.dtype}), {self.geometry.dtype} has "
-                f"{self.geometry.dtype.itemsize}"
+                f"{name} has elements of {stored}, expected {logical} or an integer type of "
+                f"{logical.itemsize} bytes that stores it"
             )
         if tensor.is_meta or tensor.untyped_storage().nbytes() == 0:
             raise ConfigError(
                 f"{name} has a tensor without memory behind it; a pool without "
                 "physical storage can't be paged"
             )
-        if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
+        if tensor.device != self._tensors[0][0].device:
+            raise ConfigError(
+                f"{name} is on {tensor.device}, layer 0 on {self._tensors[0][0].device}; a pool "
+                "is on one device"
+            )
+        if tensor.stride(-1) != 1:
             raise ConfigError(
                 f"{name} has elements of a head that aren't adjacent in memory "
                 f"(strides {tensor.stride()}); the bytes of a row must be"

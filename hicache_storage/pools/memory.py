@@ -27,13 +27,18 @@ class HostMemory:
     def __init__(self, size_bytes: int, *, pin: bool) -> None:
         # Private, so that a forked child gets a copy of its own. The pinned allocator of torch
         # would round the size up to a power of two.
-        mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"no {size_bytes} bytes of host memory ({error}); lower host_pages"
+            ) from error
         self.view = memoryview(mapped)
         self.tensor: Tensor = torch.frombuffer(mapped, dtype=torch.uint8)
         self.pinned = pin
         if pin:
             _register(self.tensor)
-            weakref.finalize(self, _unregister, self.tensor)
+            weakref.finalize(self, _unregister, self.tensor).atexit = False
 
 
 def _register(tensor: Tensor) -> None:
@@ -82,6 +87,12 @@ def _cgroup_left() -> int | None:
         limit = (_CGROUP / "memory.max").read_text().strip()
         if limit == "max":
             return None
-        return max(0, int(limit) - int((_CGROUP / "memory.current").read_text()))
+        used = int((_CGROUP / "memory.current").read_text())
+        counts = dict(
+            line.split(maxsplit=1) for line in (_CGROUP / "memory.stat").read_text().splitlines()
+        )
+        # The kernel drops cached file pages before it refuses memory.
+        cached = sum(int(counts.get(name, 0)) for name in ("active_file", "inactive_file"))
+        return max(0, int(limit) - used + cached)
     except (OSError, ValueError):
         return None

@@ -28,8 +28,12 @@ class PairedPools:
     """A target's device pool with its host pool, and the draft's beside them once registered.
 
     Target and draft share page slots: `device_allocator` and `host_allocator` serve both, and
-    every copy carries both under the same indices. Copies on CUDA run on this object's own
-    streams, one each way. One thread may copy at a time; spans may be used by any thread.
+    every copy carries both under the same indices. On CUDA the copies run on this object's own
+    streams, one each way, behind what the calling thread's current stream has been given. One
+    thread makes the copies; spans may be used by any thread.
+
+    Raises ConfigError for a pool of a type that isn't supported or without storage, and if host
+    memory doesn't suffice.
     """
 
     def __init__(

@@ -212,17 +212,16 @@ def _slots(
     pools: Sequence[Pair], device_indices: Tensor, host_indices: Tensor, *, into: str
 ) -> tuple[Slots, Slots]:
     """Both lists as host arrays; slots that are written to must be distinct."""
-    if len(device_indices) != len(host_indices):
-        raise PageSizeMismatch(
-            f"{len(device_indices)} device pages but {len(host_indices)} host pages "
-            "(these are page indices, not token indices)"
-        )
     device_pages = min(device.num_pages for device, _ in pools)
     host_pages = min(host.num_pages for _, host in pools)
-    return (
-        page_list("device_indices", device_indices, device_pages, distinct=into == "device"),
-        page_list("host_indices", host_indices, host_pages, distinct=into == "host"),
-    )
+    on_device = page_list("device_indices", device_indices, device_pages, distinct=into == "device")
+    in_host = page_list("host_indices", host_indices, host_pages, distinct=into == "host")
+    if len(on_device) != len(in_host):
+        raise PageSizeMismatch(
+            f"{len(on_device)} device pages but {len(in_host)} host pages (these are page "
+            "indices, not token indices)"
+        )
+    return on_device, in_host
 
 
 def _portions(pools: Sequence[Pair], pages: int) -> list[tuple[int, int]]:
