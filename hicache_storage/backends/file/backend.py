@@ -1,0 +1,148 @@
+"""file://: pages as files in a directory that any number of processes share."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ...errors import BackendError
+from ...hookspecs import StoredPage, Usage, hookimpl
+from ...page import PageSpans
+from .config import FileConfig
+from .durability import sync_file_system
+from .faults import kind_of
+from .names import NAMESPACE_NAME, page_place
+from .reading import Reading
+from .root import require
+from .session import Session
+from .walk import pages, shard_directories
+from .writing import Writing
+
+
+class FileBackend:
+    """One file a page. Safe between threads, processes and after a fork.
+
+    A page is written under a temporary name and renamed, so readers see it whole or not at all.
+    Trouble with one page is a miss or False, logged at a limited rate; BackendUnavailable is
+    raised when the root as a whole is gone.
+    """
+
+    Config = FileConfig
+    scope = "shared"
+
+    def __init__(self, config: FileConfig) -> None:
+        self._config = config
+        self._session: Session | None = None
+        self._renewing = threading.Lock()
+
+    @hookimpl
+    def open(self) -> None:
+        self._session = Session(self._config)
+
+    @hookimpl
+    def batch_set(self, keys: list[str], pages: list[PageSpans]) -> list[bool]:
+        session = self._here()
+        if not session.may_write:
+            session.failures.note("write", session.refusal)
+            return [False] * len(keys)
+        return session.spread(lambda k, p: Writing(session).run(k, p), keys, pages)
+
+    @hookimpl
+    def batch_get(self, keys: list[str], buffers: list[PageSpans]) -> list[bool]:
+        session = self._here()
+        answers = session.spread(lambda k, b: Reading(session).run(k, b), keys, buffers)
+        if not all(answers):
+            require(session.root.path)
+        return answers
+
+    @hookimpl
+    def exists(self, keys: list[str]) -> int:
+        session = self._here()
+        run = Reading(session).leading_run(keys)
+        if run < len(keys):
+            require(session.root.path)
+        return run
+
+    @hookimpl
+    def delete(self, keys: list[str]) -> list[bool]:
+        session = self._here()
+        answers = [self._delete(session, key) for key in keys]
+        require(session.root.path)
+        return answers
+
+    @hookimpl
+    def scan(self, prefix: str) -> Iterator[StoredPage]:
+        session = self._here()
+        require(session.root.path)
+        namespace = prefix[:32] if NAMESPACE_NAME.fullmatch(prefix[:32]) else ""
+        for page in pages(session.root.path, namespace):
+            if page.key.startswith(prefix):
+                yield StoredPage(page.key, page.stored_bytes, page.used_ns / 1e9)
+
+    @hookimpl
+    def usage(self) -> Usage:
+        session = self._here()
+        require(session.root.path)
+        balance = session.space.balance()
+        if balance is not None:
+            return Usage(balance.pages, balance.stored_bytes, self._config.capacity)
+        sizes = [page.stored_bytes for page in pages(session.root.path)]
+        return Usage(len(sizes), sum(sizes), self._config.capacity)
+
+    @hookimpl
+    def flush(self) -> None:
+        session = self._here()
+        if session.may_write and not session.syncs:
+            sync_file_system(session.root.path)
+
+    @hookimpl
+    def clear(self) -> None:
+        session = self._here()
+        if not session.may_write:
+            raise BackendError(session.refusal, backend="file", operation="clear")
+        root = session.root.path
+        require(root)
+        for page in pages(root):
+            self._delete(session, page.key)
+        for _, _, directory in list(shard_directories(root)):
+            with suppress(OSError):  # somebody writes there
+                os.rmdir(directory)
+            with suppress(OSError):
+                os.rmdir(os.path.dirname(directory))
+        session.directories.forget_all()
+
+    @hookimpl
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None and session.pid == os.getpid():
+            session.close()
+
+    def _here(self) -> Session:
+        """This process's session; a forked child gets one of its own."""
+        session = self._session
+        if session is None:
+            raise BackendError("not open", backend="file", operation="access")
+        if session.pid != os.getpid():
+            with self._renewing:
+                if self._session is session:
+                    self._session = Session(self._config)
+                session = self._here()
+        return session
+
+    def _delete(self, session: Session, key: str) -> bool:
+        place, name = page_place(key)
+        try:
+            path = f"{session.directories.check(place)}/{name}"
+            status = os.lstat(path)
+            if not session.may_write:
+                return False
+            os.unlink(path)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            session.failures.note(kind_of("delete", error), error)
+            return False
+        session.space.release(status.st_size, 1)
+        return True

@@ -1,0 +1,104 @@
+"""One page, one file: written under a temporary name and published whole; read in place.
+
+Bytes go straight between the caller's spans and the kernel, with vectored calls.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ...page import HEADER_BYTES, PageSpans
+
+IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024) if os.sysconf("SC_IOV_MAX") > 0 else 16
+"""Most spans that one call takes."""
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def open_page(path: str) -> int:
+    """A descriptor of the page file; follows no link and never waits on a FIFO."""
+    return os.open(path, _READ)
+
+
+def write_spans(fd: int, spans: Sequence[memoryview]) -> int:
+    """Writes all spans from the start of the file; their total length in bytes."""
+    wanted = sum(map(len, spans))
+    if len(spans) <= IOV_MAX:
+        done = os.pwritev(fd, spans, 0)
+        if done == wanted:
+            return wanted
+    else:
+        done = 0
+    while done < wanted:
+        count = os.pwritev(fd, remaining(spans, done), done)
+        if count == 0:
+            raise OSError(errno.EIO, "the file system took no more bytes and gave no reason")
+        done += count
+    return wanted
+
+
+def read_spans(fd: int, spans: Sequence[memoryview], wanted: int) -> bool:
+    """Fills the spans, `wanted` bytes in all, from the start of the file; False at its end."""
+    done = os.preadv(fd, spans, 0) if len(spans) <= IOV_MAX else 0
+    while done < wanted:
+        count = os.preadv(fd, remaining(spans, done), done)
+        if count == 0:
+            return False
+        done += count
+    return True
+
+
+def remaining(spans: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What is left of the spans after their first `done` bytes: at most IOV_MAX, none empty."""
+    left: list[memoryview] = []
+    for span in spans:
+        if done >= len(span):
+            done -= len(span)
+            continue
+        left.append(span[done:] if done else span)
+        done = 0
+        if len(left) == IOV_MAX:
+            break
+    return left
+
+
+def publish(temp: str, path: str, spans: PageSpans, *, sync: bool) -> int:
+    """Writes a page to `temp` and renames it to `path`; its length in bytes.
+
+    `path` is replaced in one step: a reader finds the old page or the new one. After an error
+    the temporary file is gone and `path` is as it was. With `sync` the file's bytes are on the
+    disk before it is published; the caller syncs the directory.
+    """
+    fd = os.open(temp, _CREATE, 0o666)
+    try:
+        try:
+            length = write_spans(fd, spans)
+            if sync:
+                os.fsync(fd)
+        finally:
+            # A network file system may report a failed write only now.
+            os.close(fd)
+        os.rename(temp, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temp)
+        raise
+    return length
+
+
+def read_header(fd: int) -> bytes:
+    """The first bytes of a page file, fewer than a header's if it is shorter."""
+    return os.pread(fd, HEADER_BYTES, 0)
+
+
+def sync_directory(path: str) -> None:
+    """Puts a directory's entries on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,135 @@
+"""Writing: one thread's part of a `batch_set`."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+from ...page import HEADER_BYTES, PageSpans
+from .faults import FULL, VANISHED, kind_of
+from .ledger import Reservation
+from .names import page_place
+from .root import require
+from .session import Session
+from .transfer import open_page, publish, read_header, sync_directory
+
+
+class Writing:
+    """Stores pages one after the other. Used once, by one thread."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._now_s = time.time()
+        self._left_bytes = 0
+        self._left_pages = 0
+        self._room: Reservation | None = None
+        self._room_bytes = 0
+        self._added_bytes = 0
+        self._added_pages = 0
+        self._touched: set[str] = set()
+
+    def run(self, keys: list[str], pages: list[PageSpans]) -> list[bool]:
+        """True for each page that is stored. Raises BackendUnavailable if the root is gone."""
+        self._left_bytes = sum(sum(map(len, page)) for page in pages)
+        self._left_pages = len(pages)
+        try:
+            answers = [self._set(key, page) for key, page in zip(keys, pages, strict=True)]
+        finally:
+            self._settle()
+        if self._session.syncs:
+            return self._sync_directories(keys, answers)
+        return answers
+
+    def _set(self, key: str, page: PageSpans) -> bool:
+        length = sum(map(len, page))
+        place, name = page_place(key)
+        try:
+            try:
+                return self._store(place, name, page, length)
+            except OSError as error:
+                if not self._is_mended(error, place, length):
+                    raise
+                return self._store(place, name, page, length)
+        except OSError as error:
+            self._session.failures.note(kind_of("write", error), error)
+            require(self._session.root.path)
+            return False
+        finally:
+            self._left_bytes -= length
+            self._left_pages -= 1
+
+    def _store(self, place: str, name: str, page: PageSpans, length: int) -> bool:
+        session = self._session
+        directory = session.directories.make(place, sync=session.syncs)
+        path = f"{directory}/{name}"
+        replaced_bytes = self._look(path, page, length)
+        if replaced_bytes < 0:
+            return True
+        if not self._has_room(length):
+            session.failures.note("write", f"no room for a page of {length} bytes")
+            return False
+        publish(f"{directory}/{session.temp_name()}", path, page, sync=session.syncs)
+        self._room_bytes -= length
+        self._added_bytes += length - replaced_bytes
+        self._added_pages += replaced_bytes == 0
+        return True
+
+    def _is_mended(self, error: OSError, place: str, length: int) -> bool:
+        """Whether a second try has a chance, after what the first one failed of."""
+        if error.errno in VANISHED:
+            self._session.directories.forget(place)
+            return True
+        return error.errno in FULL and self._session.space.make_room(length)
+
+    def _look(self, path: str, page: PageSpans, length: int) -> int:
+        """Length of the file that the page will replace, 0 if there is none; -1 if it is this
+        very page, which then counts as just used."""
+        try:
+            fd = open_page(path)
+        except OSError:
+            return 0
+        try:
+            status = os.fstat(fd)
+            same = status.st_size == length and len(page[0]) == HEADER_BYTES
+            if not same or read_header(fd) != page[0]:
+                return status.st_size
+            if self._session.syncs:
+                os.fsync(fd)
+            if self._now_s - status.st_mtime >= self._session.config.recency_s:
+                with suppress(OSError):
+                    os.utime(fd)
+            return -1
+        finally:
+            os.close(fd)
+
+    def _has_room(self, length: int) -> bool:
+        if self._room_bytes >= length:
+            return True
+        self._settle()
+        room = self._session.space.reserve(self._left_bytes, length, self._left_pages)
+        if room is None:
+            return False
+        self._room, self._room_bytes = room, room.reserved_bytes
+        return True
+
+    def _settle(self) -> None:
+        if self._room is not None:
+            self._session.space.settle(self._room, self._added_bytes, self._added_pages)
+        self._room = None
+        self._room_bytes = self._added_bytes = self._added_pages = 0
+
+    def _sync_directories(self, keys: list[str], answers: list[bool]) -> list[bool]:
+        """Puts the new names on the disk, each directory once; False where that fails."""
+        places = [page_place(key)[0] for key in keys]
+        changed = {place for place, stored in zip(places, answers, strict=True) if stored}
+        synced = {place for place in changed if self._is_synced(place)}
+        return [stored and place in synced for place, stored in zip(places, answers, strict=True)]
+
+    def _is_synced(self, place: str) -> bool:
+        try:
+            sync_directory(f"{self._session.root.path}/{place}")
+        except OSError as error:
+            self._session.failures.note(kind_of("sync", error), error)
+            return False
+        return True
