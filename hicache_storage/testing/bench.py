@@ -18,6 +18,7 @@ from ..keys import RECORD_TAG, stored_key
 from ..namespace import Namespace
 from ..page import HEADER_BYTES, PageSpans, as_spans, make_header
 from ..store import Store
+from .clause import NotSelected
 from .subject import Subject
 from .worker import Worker
 
@@ -73,6 +74,16 @@ class Bench:
     def raw(self, store: Store | None = None) -> Caller:
         """The backend's own hooks, without the header check."""
         return (store or self.store)._caller
+
+    def check_alone(self) -> None:
+        """Raises NotSelected if the store holds pages of anyone else, which `clear` would take."""
+        if self.subject.private or self.store.scope == "process":
+            return
+        if "scan" not in self.store.capabilities:
+            raise NotSelected("needs the hook `scan`, to see that only the kit's pages are there")
+        own = tuple(f"{digest}/" for digest in self._namespaces)
+        if any(not page.key.startswith(own) for page in self.raw().scan("")):
+            raise NotSelected("the store holds pages that the kit did not write (or --destructive)")
 
     def spawn(self, job: str, **arguments: Any) -> Worker:
         """Starts `worker.<job>` on the same store in another process."""

@@ -31,6 +31,10 @@ class ClauseFailed(AssertionError):
     """A backend broke the clause; the message says what was expected and what was found."""
 
 
+class NotSelected(Exception):
+    """The clause can't be tried after all, for the reason that the message gives."""
+
+
 @dataclass(frozen=True)
 class Clause:
     """One rule of the contract."""

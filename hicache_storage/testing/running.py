@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..calling import Caller
 from ..config import describe_options
 from ..store import Store
 from .bench import Bench
-from .clause import NEEDS, Clause, ClauseFailed
+from .clause import NEEDS, Clause, ClauseFailed, NotSelected
 from .clauses import CLAUSES
 from .secrets import secret_values
 from .subject import Subject
@@ -48,7 +49,7 @@ def traits(store: Store, subject: Subject) -> frozenset[str]:
         found.add("persistent")
     if store.scope == "shared":
         found.add("shared")
-    config = getattr(type(store._caller.backend), "Config", None)
+    config = getattr(type(innermost(store)), "Config", None)
     options = {option["name"]: option for option in describe_options(config)}
     if "usage" in found and options.get("capacity", {}).get("unit") == "bytes":
         found.add("capacity")
@@ -60,6 +61,14 @@ def traits(store: Store, subject: Subject) -> frozenset[str]:
     if secret_values(subject):
         found.add("secrets")
     return frozenset(found)
+
+
+def innermost(store: Store) -> object:
+    """The store's backend without the middleware round it."""
+    backend = store._caller.backend
+    while isinstance(inner := getattr(backend, "inner", None), Caller):
+        backend = inner.backend
+    return backend
 
 
 def unmet(clause: Clause, found: frozenset[str]) -> str:
@@ -74,7 +83,7 @@ def run_clause(
     """Tries one clause; seconds taken and pages left over.
 
     Raises ClauseFailed if the backend breaks it, whatever it raised itself, or doesn't return
-    in time.
+    in time, and NotSelected if the clause finds that it can't be tried.
     """
     started_s = time.monotonic()
     bench = Bench(subject, clause.number)
@@ -100,7 +109,7 @@ def run_clause(
         failure.append(error)
     if failure:
         cause = failure[0]
-        if isinstance(cause, ClauseFailed):
+        if isinstance(cause, (ClauseFailed, NotSelected)):
             raise cause
         raise ClauseFailed(f"the backend raised {type(cause).__name__}: {cause}") from cause
     return time.monotonic() - started_s, left
@@ -146,6 +155,8 @@ def _outcome(clause: Clause, subject: Subject, deviation: str | None, timeout_s:
     started_s = time.monotonic()
     try:
         seconds, left = run_clause(clause, subject, timeout_s=timeout_s)
+    except NotSelected as error:
+        return Outcome(clause, "not selected", reason=str(error))
     except ClauseFailed as error:
         seconds = time.monotonic() - started_s
         if deviation is not None:

@@ -6,6 +6,7 @@ import dataclasses
 
 from ..config import build_config
 from ..discovery import load_backend
+from ..middleware.stack import split_middleware
 from ..opening import _backend_and_options
 from .subject import Subject
 
@@ -18,7 +19,8 @@ def secret_values(subject: Subject) -> dict[str, str]:
     cls = getattr(load_backend(name), "Config", None)
     if cls is None:
         return {}
-    config = build_config(cls, name, given)
+    own, _ = split_middleware(given)
+    config = build_config(cls, name, own)
     return {
         field.name: str(getattr(config, field.name))
         for field in dataclasses.fields(cls)

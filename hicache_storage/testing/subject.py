@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..store import Store
@@ -51,15 +51,6 @@ class Subject:
     @classmethod
     def from_json(cls, text: str) -> Subject:
         return cls(**json.loads(text))
-
-    def with_option(self, name: str, value: Any) -> Subject:
-        """The same location, opened with one option set otherwise."""
-        where = self.where
-        if isinstance(where, str):
-            scheme, _, rest = where.partition("?")
-            kept = [part for part in rest.split("&") if part and not part.startswith(f"{name}=")]
-            return replace(self, where=f"{scheme}?{'&'.join([*kept, f'{name}={value}'])}")
-        return replace(self, where={**where, name: value})
 
 
 def _plain(value: Any) -> Any:

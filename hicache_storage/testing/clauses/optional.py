@@ -119,6 +119,7 @@ def clear_pages(bench: Bench) -> None:
     store = bench.store
     for space in spaces:
         store.batch_set(space, keys, pages)
+    bench.check_alone()
     store.clear()
     for space in spaces:
         expect_equal(store.exists(space, keys), 0, "exists after clear")
