@@ -155,6 +155,8 @@ def _converted(backend: str, name: str, value: Any, hint: Any, metadata: Mapping
 
 
 def _as_kind(value: Any, kind: Any, unit: str) -> Any:
+    if kind is Any:
+        return value
     if kind is bool:
         if isinstance(value, bool):
             return value

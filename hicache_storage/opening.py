@@ -28,15 +28,20 @@ def open_store(
 
     Raises UnknownBackendError, ConfigError, or the backend's error if it can't open.
     """
+    backend, name = build_from(url, **options)
+    store = Store(backend, name=name, wrappers=wrappers)
+    store.open()
+    return store
+
+
+def build_from(url: str | Mapping[str, Any] | None, **options: Any) -> tuple[object, str]:
+    """The backend that `url` names, with its middleware round it, not opened; and its name."""
     name, given = _backend_and_options(url)
     given |= options
     cls = load_backend(name)
     own, middleware = split_middleware(given)
     config = build_config(getattr(cls, "Config", None), name, own)
-    backend = stack(build_backend(name, cls, config), name, middleware)
-    store = Store(backend, name=name, wrappers=wrappers)
-    store.open()
-    return store
+    return stack(build_backend(name, cls, config), name, middleware), name
 
 
 def _backend_and_options(url: str | Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
