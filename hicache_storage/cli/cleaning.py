@@ -50,8 +50,10 @@ def run_clean(arguments: argparse.Namespace) -> Answer:
                 if page.used_s is not None and time.time() - page.used_s < older_than_s:
                     continue
             picked.append(page)
-        deleted = _delete(store, picked, orphans is not None, found) if arguments.yes else 0
-        if arguments.yes:
+        if orphans is not None:
+            picked = [page for page in picked if not _target_has_come(store, page.key, found)]
+        deleted = _delete(store, picked) if arguments.yes else 0
+        if arguments.yes and orphans is None and older_than_s is None:
             _delete_empty_records(store, chosen)
     by_namespace: Counter[str] = Counter(split_stored_key(page.key)[0] for page in picked)
     document: dict[str, Any] = {
@@ -88,11 +90,8 @@ def _orphans(found: Survey, chosen: dict[str, Holding]) -> dict[str, set[str]]:
     }
 
 
-def _delete(store: Store, picked: list[StoredPage], orphans: bool, found: Survey) -> int:
-    """Targets before drafts, so that no visible target loses its draft. An orphan whose target
-    has come meanwhile stays, and doesn't count."""
-    if orphans:
-        picked = [page for page in picked if not _target_has_come(store, page.key, found)]
+def _delete(store: Store, picked: list[StoredPage]) -> int:
+    """Targets before drafts, so that no visible target loses its draft."""
     tags = {page.key: split_page_key(split_stored_key(page.key)[1])[0] for page in picked}
     names = sorted(tags, key=lambda name: tags[name] != "")
     deleted = 0
@@ -102,6 +101,7 @@ def _delete(store: Store, picked: list[StoredPage], orphans: bool, found: Survey
 
 
 def _target_has_come(store: Store, name: str, found: Survey) -> bool:
+    """Whether an orphan isn't one any more: its target may have been written since the scan."""
     digest, key = split_stored_key(name)
     page_hash = split_page_key(key)[1]
     targets = found.fitting(found.holdings[digest], "")
@@ -109,7 +109,8 @@ def _target_has_come(store: Store, name: str, found: Survey) -> bool:
 
 
 def _delete_empty_records(store: Store, chosen: dict[str, Holding]) -> None:
-    """Removes the readable record of a namespace that holds nothing else any more."""
+    """Removes the readable record of a namespace that holds nothing else any more. A server that
+    is at work in it won't write the record again, so this is for namespaces that are to go."""
     for digest in chosen:
         record = f"{digest}/{RECORD_TAG}:{digest}"
         names = {page.key for page in store._caller.scan(f"{digest}/")}
