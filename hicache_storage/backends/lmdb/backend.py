@@ -1,0 +1,243 @@
+"""lmdb://: the hooks, over one shared environment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import lmdb
+
+from ...errors import BackendError, HiCacheStorageError
+from ...failures import FailureLog
+from ...hookspecs import StoredPage, Usage, hookimpl
+from ...page import PageSpans
+from .config import LmdbConfig
+from .environment import Environment
+from .opening import suspect
+from .recency import Recency
+from .records import Changes, Inconsistent, Record, read_page, read_totals
+from .sharing import acquire, release
+from .writing import Writer
+
+READ_S = 0.05
+"""How long one read transaction goes on before the rest of a batch gets another one."""
+SCAN_PAGES = 512
+DROP_PAGES = 256
+_DAMAGE = (Inconsistent, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.CursorFullError)
+
+
+class LmdbBackend:
+    """Pages in the LMDB environment of a directory, shared by all processes of a host."""
+
+    Config = LmdbConfig
+    scope = "shared"
+
+    def __init__(self, config: LmdbConfig) -> None:
+        self.config = config
+        self.failures = FailureLog(f"lmdb store {config.path}")
+        self._recency = Recency(config.recency_s)
+        self._environment: Environment | None = None
+
+    @property
+    def environment(self) -> Environment:
+        """The open environment, which other stores of this process may share."""
+        if self._environment is None:
+            raise BackendError("the store is not open", backend="lmdb", operation="use")
+        return self._environment
+
+    # -- pages -------------------------------------------------------------------------------
+
+    @hookimpl
+    def batch_set(self, keys: list[str], pages: list[PageSpans]) -> list[bool]:
+        if self.config.read_only:
+            self.failures.note("set", "the store is read_only")
+            return [False] * len(keys)
+        with self._translated("batch_set"):
+            writer = Writer(self.environment, self.config, self._recency, self.failures)
+            return writer.store([key.encode() for key in keys], pages)
+
+    @hookimpl
+    def batch_get(self, keys: list[str], buffers: list[PageSpans]) -> list[bool]:
+        with self._translated("batch_get"):
+            answers = self._get([key.encode() for key in keys], buffers)
+            self._settle_recency()
+        return answers
+
+    @hookimpl
+    def exists(self, keys: list[str]) -> int:
+        count = 0
+        with self._translated("exists"):
+            while count < len(keys):
+                until_s = time.monotonic() + READ_S
+                with (
+                    self.environment.reading() as (txn, trees),
+                    txn.cursor(db=trees.pages) as cursor,
+                ):
+                    while count < len(keys) and time.monotonic() < until_s:
+                        if not cursor.set_key(keys[count].encode()):
+                            return count
+                        count += 1
+        return count
+
+    @hookimpl
+    def delete(self, keys: list[str]) -> list[bool]:
+        names = [key.encode() for key in keys]
+        with self._translated("delete"):
+            if self.config.read_only:
+                self.failures.note("delete", "the store is read_only")
+                with self.environment.reading() as (txn, trees):
+                    return [txn.get(name, db=trees.pages) is None for name in names]
+            for start in range(0, len(names), DROP_PAGES):
+                self._drop(names[start : start + DROP_PAGES])
+        return [True] * len(keys)
+
+    # -- the whole store ---------------------------------------------------------------------
+
+    @hookimpl
+    def open(self) -> None:
+        with self._translated("open"):
+            self._environment = acquire(self.config.path, self.config)
+
+    @hookimpl
+    def scan(self, prefix: str) -> Iterator[StoredPage]:
+        """In the order of keys. Each part is read in a transaction of its own, so that a slow
+        caller holds nothing up."""
+        start, begin = prefix.encode(), prefix.encode()
+        while True:
+            with self._translated("scan"):
+                found = self._scan_part(start, begin)
+            for key, record in found:
+                yield StoredPage(key.decode(), record.page_bytes, record.used_ms / 1000)
+            if len(found) < SCAN_PAGES:
+                return
+            start = found[-1][0] + b"\0"
+
+    @hookimpl
+    def usage(self) -> Usage:
+        with self._translated("usage"), self.environment.reading() as (txn, trees):
+            pages = txn.stat(trees.pages)["entries"]
+            return Usage(pages, read_totals(txn, trees).stored_bytes, self.config.capacity)
+
+    @hookimpl
+    def flush(self) -> None:
+        if self.config.read_only:
+            return
+        with self._translated("flush"):
+            self._settle_recency(everything=True)
+            self.environment.sync()
+
+    @hookimpl
+    def clear(self) -> None:
+        """In steps: other processes can write between them, and what they write may stay."""
+        if self.config.read_only:
+            raise BackendError("the store is read_only", backend="lmdb", operation="clear")
+        with self._translated("clear"):
+            after = b""
+            while found := self._scan_part(after, b"", DROP_PAGES):
+                self._drop([key for key, _ in found])
+                after = found[-1][0]
+
+    @hookimpl
+    def close(self) -> None:
+        environment, self._environment = self.environment, None
+        try:
+            with self._translated("close"):
+                if not self.config.read_only:
+                    self._write_recency(environment, everything=True)
+                    if self.config.durability == "async":
+                        environment.sync()
+        finally:
+            release(environment)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _get(self, keys: Sequence[bytes], buffers: Sequence[PageSpans]) -> list[bool]:
+        answers: list[bool] = []
+        notes_use = self.config.capacity is not None and not self.config.read_only
+        while len(answers) < len(keys):
+            until_s = time.monotonic() + READ_S
+            with self.environment.reading() as (txn, trees):
+                for i in range(len(answers), len(keys)):
+                    used_ms = read_page(txn, trees, keys[i], buffers[i])
+                    answers.append(used_ms is not None)
+                    if notes_use and used_ms is not None:
+                        self._recency.used(keys[i], used_ms)
+                    if time.monotonic() > until_s:
+                        break
+        return answers
+
+    def _scan_part(
+        self, start: bytes, prefix: bytes, most: int = SCAN_PAGES
+    ) -> list[tuple[bytes, Record]]:
+        """Up to `most` entries from the key `start` on, all with the prefix."""
+        found: list[tuple[bytes, Record]] = []
+        with self._cursor() as cursor:
+            more = cursor.set_range(start) if start else cursor.first()
+            while more and len(found) < most:
+                key = bytes(cursor.key())
+                if not key.startswith(prefix):
+                    break
+                found.append((key, Record.parse(bytes(cursor.value()))))
+                more = cursor.next()
+        return found
+
+    @contextmanager
+    def _cursor(self) -> Iterator[Any]:
+        with self.environment.reading() as (txn, trees), txn.cursor(db=trees.pages) as cursor:
+            yield cursor
+
+    def _drop(self, keys: Sequence[bytes]) -> None:
+        """Deletes up to DROP_PAGES pages. A full map doesn't stand in the way of making room."""
+        for _ in range(2):
+            seen = self.environment.map_bytes
+            try:
+                with self.environment.writing() as (txn, trees):
+                    changes = Changes(txn, trees, self.environment.page_bytes)
+                    for key in keys:
+                        changes.drop(key)
+                    changes.finish()
+                return
+            except lmdb.MapFullError:
+                if not self.environment.grow(seen, 1 << 20):
+                    raise
+
+    def _settle_recency(self, *, everything: bool = False) -> None:
+        if self._recency.due or (everything and self._recency.pending):
+            self._write_recency(self.environment, everything=everything)
+
+    def _write_recency(self, environment: Environment, *, everything: bool) -> None:
+        """Notes last uses. They are worth no error: a full store keeps the older ones."""
+        while uses := self._recency.take():
+            try:
+                with environment.writing() as (txn, trees):
+                    changes = Changes(txn, trees, environment.page_bytes)
+                    for key, used_ms in uses:
+                        changes.touch(key, used_ms)
+            except (lmdb.Error, BackendError) as error:
+                self.failures.note("recency", error)
+                return
+            if not everything:
+                return
+
+    @contextmanager
+    def _translated(self, operation: str) -> Iterator[None]:
+        """Makes errors of the client errors of this package, in this one place."""
+        try:
+            yield
+        except HiCacheStorageError:
+            raise
+        except _DAMAGE as error:
+            suspect(os.path.realpath(self.config.path))
+            raise BackendError(
+                f"{self.config.path} is damaged ({error}); the next opening checks it, and "
+                "replaces it if that proves true",
+                backend="lmdb",
+                operation=operation,
+            ) from error
+        except (lmdb.Error, OSError) as error:
+            raise BackendError(
+                f"{self.config.path}: {error}", backend="lmdb", operation=operation
+            ) from error

@@ -1,0 +1,79 @@
+"""Copies between byte views, other threads running meanwhile where it pays."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+
+UNLOCKED_BYTES = 128 << 10
+"""From this length on, a copy lets other threads run. Assigning to a slice keeps the interpreter
+lock; below this the call that frees it costs more than the copy takes."""
+
+
+class _Buffer(ctypes.Structure):
+    """Python's Py_buffer."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_acquire = ctypes.pythonapi.PyObject_GetBuffer
+_acquire.argtypes = [ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int]
+_release = ctypes.pythonapi.PyBuffer_Release
+_release.argtypes = [ctypes.POINTER(_Buffer)]
+_release.restype = None
+_WRITABLE = 1
+
+
+def copy(target: memoryview, source: memoryview) -> None:
+    """Copies `source` to the beginning of `target`, which isn't shorter; both flat bytes."""
+    length = len(source)
+    if length < UNLOCKED_BYTES:
+        target[:length] = source
+        return
+    into, out_of = _Buffer(), _Buffer()
+    _acquire(target, ctypes.byref(into), _WRITABLE)
+    try:
+        _acquire(source, ctypes.byref(out_of), 0)
+        try:
+            ctypes.memmove(into.buf, out_of.buf, length)
+        finally:
+            _release(ctypes.byref(out_of))
+    finally:
+        _release(ctypes.byref(into))
+
+
+def gather(target: memoryview, sources: Iterable[memoryview]) -> None:
+    """Copies the sources one after the other to the beginning of `target`."""
+    place = 0
+    for source in sources:
+        copy(target[place : place + len(source)], source)
+        place += len(source)
+
+
+def scatter(targets: Sequence[memoryview], sources: Iterable[memoryview]) -> None:
+    """Copies the sources, as one string of bytes, over the targets in order; equal in length."""
+    number, place = 0, 0
+    for source in sources:
+        start = 0
+        while start < len(source):
+            target = targets[number]
+            room = len(target) - place
+            if not room:
+                number, place = number + 1, 0
+                continue
+            length = min(room, len(source) - start)
+            copy(target[place : place + length], source[start : start + length])
+            start += length
+            place += length

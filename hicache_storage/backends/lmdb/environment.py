@@ -1,0 +1,250 @@
+"""Environment: one LMDB environment, its transactions, its growing map, and forks."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lmdb
+
+from ...errors import BackendError, BackendUnavailable
+from .config import MOST_MAP_BYTES, LmdbConfig
+from .gate import Gate
+from .opening import open_environment
+from .records import Scratch, Trees
+
+_ATTEMPTS = 16
+_FORK_WAIT_S = 10.0
+_STEP_BYTES = 64 << 30
+
+
+class Environment:
+    """An environment that all stores of this process share; see `sharing`. Thread-safe."""
+
+    def __init__(self, path: str, config: LmdbConfig) -> None:
+        self.path = path
+        self.config = config
+        self.users = 0
+        self.page_bytes = 0
+        """Length of an LMDB page."""
+        self.longest_key = 0
+        self.scratch = Scratch()
+        """For whoever has the write transaction; there is one at a time."""
+        self._gate = Gate()
+        self._map_bytes = config.map_size
+        self._handle: Any = None
+        self._trees: Trees | None = None
+        self._pid = os.getpid()
+        self._open()
+
+    # -- transactions ------------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[Any, Trees]]:
+        """A read transaction, giving views into the map, and the trees. Keep it short: pages
+        freed since it began can't be reused before it ends."""
+        txn = self._begin(write=False)
+        try:
+            yield txn, self._known_trees()
+        finally:
+            txn.abort()
+            self._gate.leave()
+
+    @contextmanager
+    def writing(self) -> Iterator[tuple[Any, Trees]]:
+        """The write transaction, of which there is one in all processes, and the trees. It is
+        committed at the end, or undone if that raises."""
+        txn = self._begin(write=True)
+        try:
+            try:
+                yield txn, self._known_trees()
+            except BaseException:
+                txn.abort()
+                raise
+            txn.commit()
+        finally:
+            self._gate.leave()
+
+    def _begin(self, *, write: bool) -> Any:
+        """A transaction; the gate has been entered. What others did to the file meanwhile, or a
+        fork, is dealt with here."""
+        self._notice_fork()
+        checked = False
+        for _ in range(_ATTEMPTS):
+            self._gate.enter()
+            try:
+                if self._handle is not None:
+                    return self._handle.begin(write=write, buffers=not write)
+                repair = self._reopen
+            except lmdb.MapResizedError:
+                repair = self._adopt_map
+            except lmdb.PanicError:
+                # A failed write of the meta page; LMDB wants the environment opened anew.
+                repair = self._reopen
+            except lmdb.ReadersFullError as error:
+                most, repair = self._handle.max_readers(), self._handle.reader_check
+                if checked:
+                    self._gate.leave()
+                    raise BackendUnavailable(
+                        f"more than {most} reads are under way in all processes; raise max_readers "
+                        "(the first process that opens the store decides)",
+                        backend="lmdb",
+                        operation="begin",
+                    ) from error
+                checked = True
+            except BaseException:
+                self._gate.leave()
+                raise
+            self._gate.leave()
+            with self._gate.alone():
+                repair()
+        raise BackendUnavailable(
+            f"{self.path} changed {_ATTEMPTS} times while a transaction was to begin",
+            backend="lmdb",
+            operation="begin",
+        )
+
+    # -- the map -----------------------------------------------------------------------------
+
+    @property
+    def map_bytes(self) -> int:
+        """Size of this process's map: what the file may grow to before the map has to."""
+        return self._map_bytes
+
+    def grow(self, seen_bytes: int, more_bytes: int) -> bool:
+        """Enlarges the map if it is still `seen_bytes` long, by at least `more_bytes`; False if
+        `max_size` or the operating system refuses. Not within a transaction."""
+        self._notice_fork()
+        with self._gate.alone():
+            if self._handle is None or self._map_bytes > seen_bytes:
+                return True
+            present = self._map_bytes
+            most = min(self.config.max_size, MOST_MAP_BYTES)
+            wanted = max(present + min(present, _STEP_BYTES), present + more_bytes)
+            target = min(-(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE, most)
+            if target <= present or not _addressable(target):
+                return False
+            return self._resize(target)
+
+    def _resize(self, map_bytes: int) -> bool:
+        """Alone in the gate. After a failure LMDB has no map at all, so it is opened anew."""
+        try:
+            self._handle.set_mapsize(map_bytes)
+        except (lmdb.Error, OverflowError, MemoryError):
+            self._reopen()
+            return False
+        self._map_bytes = self._handle.info()["map_size"]
+        return True
+
+    def _adopt_map(self) -> None:
+        """Another process wrote beyond our map: takes over the size that it noted in the file."""
+        before = self._map_bytes
+        if not self._resize(0):
+            raise BackendError(
+                f"{self.path} was enlarged by another process beyond what this one can map",
+                backend="lmdb",
+                operation="begin",
+            )
+        if self._map_bytes < before:
+            self._resize(before)
+
+    # -- the handle --------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Puts every commit of this file, by whatever process, on the disk."""
+        self._notice_fork()
+        self._gate.enter()
+        try:
+            if self._handle is not None:
+                self._handle.sync(True)
+        finally:
+            self._gate.leave()
+
+    def reader_count(self) -> int:
+        """Entries of the reader table, of all processes. Within a transaction only."""
+        lines = str(self._handle.readers()).strip().splitlines()
+        return max(len(lines) - 1, 0)
+
+    @property
+    def handle(self) -> Any:
+        """The client's own handle, for looking at; None while it is closed."""
+        return self._handle
+
+    def close(self) -> None:
+        self._notice_fork()
+        with self._gate.alone():
+            self._close()
+
+    def _open(self) -> None:
+        self._handle, self._trees = open_environment(self.path, self.config, self._map_bytes)
+        self._map_bytes = self._handle.info()["map_size"]
+        self.page_bytes = int(self._handle.stat()["psize"])
+        self.longest_key = int(self._handle.max_key_size())
+        self._pid = os.getpid()
+
+    def _close(self) -> None:
+        handle, self._handle, self._trees = self._handle, None, None
+        if handle is not None:
+            handle.close()
+
+    def _reopen(self) -> None:
+        """Alone in the gate."""
+        self._close()
+        self._open()
+
+    def _known_trees(self) -> Trees:
+        assert self._trees is not None
+        return self._trees
+
+    # -- forks -------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        return self._gate.idle
+
+    def before_fork(self) -> bool:
+        """Waits until no transaction is under way, so that the child inherits none."""
+        return self._gate.shut(_FORK_WAIT_S)
+
+    def after_fork_in_parent(self) -> None:
+        self._gate.open()
+
+    def after_fork_in_child(self, quiet: bool) -> None:
+        """Drops the inherited handle; the next transaction opens another one.
+
+        Closing a handle clears the reader slots of the calling process only, and the child has
+        none. Ending an inherited transaction would clear the parent's: so unless it was `quiet`,
+        the handle is left as it is, for good.
+        """
+        handle = self._handle
+        self._handle = self._trees = None
+        self._gate, self.scratch = Gate(), Scratch()
+        self._pid = os.getpid()
+        if handle is not None:
+            if quiet:
+                handle.close()
+            else:
+                _abandoned.append(handle)
+
+    def _notice_fork(self) -> None:
+        """A fork that Python was not told of (by C code) is noticed at the next use."""
+        if self._pid != os.getpid():
+            self.after_fork_in_child(self._gate.idle)
+
+
+_abandoned: list[Any] = []
+
+
+def _addressable(map_bytes: int) -> bool:
+    """Whether the process has room for such a map. Found out on a mapping of its own, since
+    LMDB gives up the present one before it asks for the next."""
+    try:
+        mmap.mmap(
+            -1, map_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ
+        ).close()
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
