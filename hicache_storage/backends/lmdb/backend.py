@@ -16,7 +16,7 @@ from ...hookspecs import StoredPage, Usage, hookimpl
 from ...page import PageSpans
 from .config import LmdbConfig
 from .environment import Environment
-from .opening import suspect
+from .judging import note_suspect
 from .recency import Recency
 from .records import Changes, Inconsistent, Record, read_page, read_totals
 from .sharing import acquire, release
@@ -230,7 +230,7 @@ class LmdbBackend:
         except HiCacheStorageError:
             raise
         except _DAMAGE as error:
-            suspect(os.path.realpath(self.config.path))
+            note_suspect(os.path.realpath(self.config.path))
             raise BackendError(
                 f"{self.config.path} is damaged ({error}); the next opening checks it, and "
                 "replaces it if that proves true",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import lmdb
 from ...errors import BackendError, BackendUnavailable
 from .config import MOST_MAP_BYTES, LmdbConfig
 from .gate import Gate
+from .judging import note_closed
 from .opening import open_environment
 from .records import Scratch, Trees
 
@@ -34,6 +36,7 @@ class Environment:
         self.scratch = Scratch()
         """For whoever has the write transaction; there is one at a time."""
         self._gate = Gate()
+        self._one_writer = threading.Lock()
         self._map_bytes = config.map_size
         self._handle: Any = None
         self._trees: Trees | None = None
@@ -57,16 +60,18 @@ class Environment:
     def writing(self) -> Iterator[tuple[Any, Trees]]:
         """The write transaction, of which there is one in all processes, and the trees. It is
         committed at the end, or undone if that raises."""
-        txn = self._begin(write=True)
-        try:
+        # Some releases of the client refuse a second writer instead of letting it wait.
+        with self._one_writer:
+            txn = self._begin(write=True)
             try:
-                yield txn, self._known_trees()
-            except BaseException:
-                txn.abort()
-                raise
-            txn.commit()
-        finally:
-            self._gate.leave()
+                try:
+                    yield txn, self._known_trees()
+                except BaseException:
+                    txn.abort()
+                    raise
+                txn.commit()
+            finally:
+                self._gate.leave()
 
     def _begin(self, *, write: bool) -> Any:
         """A transaction; the gate has been entered. What others did to the file meanwhile, or a
@@ -176,6 +181,8 @@ class Environment:
     def close(self) -> None:
         self._notice_fork()
         with self._gate.alone():
+            if self._handle is not None and not self.config.read_only:
+                note_closed(self.path)
             self._close()
 
     def _open(self) -> None:
@@ -221,7 +228,7 @@ class Environment:
         """
         handle = self._handle
         self._handle = self._trees = None
-        self._gate, self.scratch = Gate(), Scratch()
+        self._gate, self._one_writer, self.scratch = Gate(), threading.Lock(), Scratch()
         self._pid = os.getpid()
         if handle is not None:
             if quiet:

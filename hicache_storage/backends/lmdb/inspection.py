@@ -12,7 +12,7 @@ import lmdb
 
 from ...errors import BackendError
 from .datafile import Damaged, Extent, Meta, OtherFormat, read_metas, walk
-from .opening import COPY, DATA, LOCK, in_use, setup_lock, sweep
+from .judging import COPY, DATA, LOCK, in_use, setup_lock, sweep
 from .records import TREES, read_totals
 from .sharing import borrow, is_open, release
 
