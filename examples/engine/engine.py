@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from model import EagleHead, Target
+from model import ContiguousCache, EagleHead, Target
 from request import OnTokens, Request
-from speculation import GUESSES
+from speculation import GUESSES, catch_up, guess, run_target
 
 from hicache_storage import HiCacheStorageError, PairedStore, Store
 from hicache_storage.hicache.controller import HiCache
@@ -110,6 +110,15 @@ class Engine:
         pairs = PairedStore(store, target, draft, pairing=pairing)
         self.cache.attach_storage(pairs)
         return pairs
+
+    def warm_up(self) -> None:
+        """Run both models once, so that no request pays for what torch sets up at first use."""
+        target_kv, draft_kv = ContiguousCache(self.target.config.layers), ContiguousCache(1)
+        tokens = torch.zeros(self.page_size, dtype=torch.long, device=self.device)
+        states, said = run_target(self.target, lambda *_: target_kv, tokens, 0)
+        output = catch_up(self.head, lambda *_: draft_kv, states.features, said, 0)
+        guesses = guess(self.head, lambda *_: draft_kv, output, self.page_size)
+        run_target(self.target, lambda *_: target_kv, guesses, self.page_size)
 
     def close(self) -> None:
         """Write what is still to be written, and end the cache's threads."""

@@ -100,6 +100,7 @@ def serve(settings: StageSettings) -> dict[str, Any]:
                 f"the store has this prompt's pages already (tenant {settings.tenant!r}), so this "
                 "run would not be cold; leave out --tenant, or give another one"
             )
+        engine.warm_up()
         say("doing", text="serving")
         scheduler = Scheduler(engine)
         scheduler.submit(request)

@@ -181,6 +181,18 @@ def test_a_store_that_cant_serve_is_refused(url, message):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["read_only=true", "capacity=1MB"])
+def test_a_store_that_keeps_nothing_is_found_out_after_the_first_stage(option, tmp_path):
+    folder = tmp_path / "kv"
+    folder.mkdir()
+    arguments = ("--prompt-tokens", "200", "--new-tokens", "10", "--json")
+    code, out, err = run("--store", f"file://{folder}?{option}", *arguments)
+    assert (code, out) == (1, "")
+    assert "is it read-only, full, or private to a process?" in err
+    assert "Traceback" not in err
+
+
 def test_a_missing_checkpoint_is_said(tmp_path):
     code, _, err = run("--checkpoints", tmp_path)
     assert (code, err) == (1, f"demo: no checkpoint in {tmp_path}/mha; train.py makes one\n")

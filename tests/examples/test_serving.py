@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from engine import Engine, EngineConfig, RequestError
+from model import ContiguousCache
+from paged import PageTable
 from request import Request
 from scheduler import Scheduler
 from small_pairs import small_pair
@@ -17,6 +19,7 @@ from hicache_storage import PairedStore, Store, open_store
 from hicache_storage.keys import draft_key, page_hashes
 
 PAGE = 4
+SEED = 9  # with these weights about every second guess is right, of either pair
 LIMIT_S = 60
 
 
@@ -31,8 +34,8 @@ def attention(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def make_engine(attention: str = "mha", *, seed: int = 0, vocab: int = 5, **config) -> Engine:
-    target, head = small_pair(attention, vocab, seed)
+def make_engine(attention: str = "mha", **config) -> Engine:
+    target, head = small_pair(attention, seed=SEED)
     sizes = {"page_size": PAGE, "device_pages": 32, "host_pages": 64} | config
     return Engine(target, head, name=attention, config=EngineConfig(**sizes))
 
@@ -98,7 +101,7 @@ def test_serving_yields_what_plain_decoding_yields(attention, length):
 
     prompt = prompt_of(length)
     request = serve_once(prompt, attention, dtype=torch.float32, new_tokens=40)
-    assert request.output == alone(small_pair(attention)[0], prompt, 40)
+    assert request.output == alone(small_pair(attention, seed=SEED)[0], prompt, 40)
 
 
 @pytest.mark.parametrize("layout", ["page_first", "layer_first", "page_first_direct"])
@@ -137,6 +140,36 @@ def test_a_restored_run_computes_the_very_bits_of_the_cold_one(attention, store)
         engine.close()
     assert request.measures.storage_tokens == 20
     assert all(torch.equal(cold, restored) for cold, restored in zip(*rows, strict=True))
+
+
+def test_the_rows_handed_over_are_the_targets_word_and_no_guesses(attention):
+    """Guessing writes draft rows from the draft's own output; none of them may reach a page."""
+    prompt = prompt_of(9)
+    engine = make_engine(attention, dtype=torch.float32)
+    request = serve(engine, prompt, new_tokens=50)[0]
+    assert request.measures.verified_tokens > request.measures.steps, "no guess was right"
+    hashes = engine.hashes(request.known)
+    lease = engine.cache.acquire("look", hashes)
+    assert len(lease) == len(hashes) == (9 + 50 - 1) // PAGE
+
+    target, head = small_pair(attention, seed=SEED)
+    target_kv = ContiguousCache(3, torch.float32)
+    draft_kv = ContiguousCache(1, torch.float32)
+    tokens = torch.tensor(request.known)
+    positions = torch.arange(len(tokens))
+    states = target(tokens, positions, target_kv)
+    head(tokens[1:], head.fuse(states.features[:-1]), positions[:-1], draft_kv)
+
+    table = PageTable(lease.device_indices, PAGE, engine.device)
+    for pool, kv in ((engine.target_pool, target_kv), (engine.draft_pool, draft_kv)):
+        for layer in range(pool.geometry.layers):
+            expected = [rows[layer] for rows in (kv.k, kv.v) if rows[layer] is not None]
+            for tensor, rows in zip(pool.layer_tensors(layer), expected, strict=True):
+                torch.testing.assert_close(
+                    tensor[table.slots], rows[: table.room_tokens], rtol=1e-3, atol=1e-4
+                )
+    engine.cache.release(lease)
+    engine.close()
 
 
 def test_generated_pages_are_restored_too(attention, store):
@@ -193,7 +226,7 @@ def test_other_weights_and_tenants_never_share_pages(store):
     prompt = prompt_of(23)
     serve_once(prompt, store=store)
     for revision, tenant in (("other", ""), ("", "other")):
-        target, head = small_pair("mha")
+        target, head = small_pair("mha", seed=SEED)
         config = EngineConfig(page_size=PAGE, device_pages=32, host_pages=64)
         engine = Engine(target, head, name="mha", revision=revision, config=config)
         engine.attach_storage(store, tenant=tenant)
