@@ -1,0 +1,205 @@
+"""s3://: pages as objects of an S3-compatible store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from ...errors import BackendError, BackendTimeout, ConfigError
+from ...failures import FailureLog
+from ...hookspecs import StoredPage, Usage, hookimpl
+from ...page import PageSpans
+from .answers import Meaning
+from .call import FORBIDDEN_S, Call, Result
+from .config import S3Config
+from .exchange import Request
+from .live import Live, LiveHere
+from .names import Names
+from .plane import Plane, S3Counts
+from .writing import write_pages
+
+_BULK = 1000
+_PROBE = ".probe"
+
+
+class S3Backend:
+    """One object a page, named `<prefix>/<hh>/<namespace digest>/<page key>`.
+
+    Thread-safe; a child process made by fork gets connections of its own on its first call.
+    """
+
+    Config = S3Config
+
+    def __init__(self, config: S3Config) -> None:
+        self.config = config
+        self.counts = S3Counts()
+        self.failures = FailureLog(f"s3 bucket {config.bucket!r}")
+        self._names = Names(config.prefix)
+        self._here = LiveHere(self._connect)
+
+    def __repr__(self) -> str:
+        return f"S3Backend(bucket={self.config.bucket!r}, prefix={self.config.prefix!r})"
+
+    @hookimpl
+    def open(self) -> None:
+        live = self._here.now()
+        try:
+            if self.config.create_bucket:
+                live.control.create_bucket(live.plane.endpoint.region)
+            self._probe(live)
+        except BackendError as error:
+            self._here.close()
+            if error.retryable:
+                raise
+            raise ConfigError(f"can't open {self!r}: {error}") from error
+
+    @hookimpl
+    def batch_get(self, keys: list[str], buffers: list[PageSpans]) -> list[bool]:
+        live = self._here.now()
+        requests = [
+            Request("GET", self._path(live, key), into=spans)
+            for key, spans in zip(keys, buffers, strict=True)
+        ]
+        try:
+            results = self._run(live, requests, "batch_get")
+        except BackendTimeout:
+            for key in keys:
+                live.doubts.add(key)
+            raise
+        return [self._arrived(live, key, result) for key, result in zip(keys, results, strict=True)]
+
+    @hookimpl
+    def batch_set(self, keys: list[str], pages: list[PageSpans]) -> list[bool]:
+        live = self._here.now()
+        last = {key: i for i, key in enumerate(keys)}
+        paths = [self._path(live, key) for key in last]
+        chosen = [pages[i] for i in last.values()]
+        results = write_pages(live.plane, paths, chosen, self._until_s())
+        stored = {}
+        for key, result in zip(last, results, strict=True):
+            stored[key] = self._succeeded(live, result, "write")
+            if stored[key]:
+                live.doubts.clear(key)
+        return [stored[key] for key in keys]
+
+    @hookimpl
+    def exists(self, keys: list[str]) -> int:
+        live = self._here.now()
+        asked = keys[: live.doubts.run_before(keys)]
+        if not asked:
+            return 0
+        requests = [Request("HEAD", self._path(live, key)) for key in asked]
+        results = self._run(live, requests, "exists", leading=True)
+        found = [self._succeeded(live, result, "lookup") for result in results]
+        return found.index(False) if False in found else len(found)
+
+    @hookimpl
+    def delete(self, keys: list[str]) -> list[bool]:
+        live = self._here.now()
+        requests = [Request("DELETE", self._path(live, key)) for key in keys]
+        results = self._run(live, requests, "delete")
+        return [self._succeeded(live, result, "delete") for result in results]
+
+    @hookimpl
+    def scan(self, prefix: str) -> Iterator[StoredPage]:
+        for listed in self._here.now().control.listing(self._names.root):
+            key = self._names.stored_key(listed.name)
+            if key is not None and key.startswith(prefix):
+                yield StoredPage(key, listed.stored_bytes, listed.written_s)
+
+    @hookimpl
+    def usage(self) -> Usage:
+        pages = stored_bytes = 0
+        for page in self.scan(""):
+            pages += 1
+            stored_bytes += page.stored_bytes
+        return Usage(pages, stored_bytes)
+
+    @hookimpl
+    def flush(self) -> None:
+        """Nothing to do: S3 acknowledges a write once it is durable."""
+
+    @hookimpl
+    def clear(self) -> None:
+        live = self._here.now()
+        batch: list[str] = []
+        for page in self.scan(""):
+            batch.append(page.key)
+            if len(batch) == _BULK:
+                self._delete_all(live, batch)
+                batch = []
+        if batch:
+            self._delete_all(live, batch)
+        live.doubts.clear_all()
+
+    @hookimpl
+    def close(self) -> None:
+        self._here.close()
+
+    def _connect(self) -> Live:
+        from .control import Control
+        from .session import open_session
+
+        session = open_session(self.config)
+        plane = Plane(self.config, session, self.counts, self.failures)
+        return Live(plane, Control(session.client, self.config.bucket, self.failures))
+
+    def _path(self, live: Live, key: str) -> str:
+        return live.plane.endpoint.path + self._names.quoted(key)
+
+    def _until_s(self) -> float:
+        return time.monotonic() + self.config.deadline_s
+
+    def _run(
+        self, live: Live, requests: Sequence[Request], operation: str, *, leading: bool = False
+    ) -> list[Result]:
+        return Call(live.plane, requests, operation, self._until_s(), leading=leading).run()
+
+    def _arrived(self, live: Live, key: str, result: Result) -> bool:
+        """Whether a read filled its spans; remembers a key that can't be read."""
+        if self._succeeded(live, result, "read"):
+            live.doubts.clear(key)
+            return True
+        if isinstance(result, BackendError) or result.meaning in (Meaning.WRONG, Meaning.AGAIN):
+            live.doubts.add(key)
+        return False
+
+    def _succeeded(self, live: Live, result: Result, operation: str) -> bool:
+        """Whether the result is a success; notes why not, unless it is a plain miss."""
+        if isinstance(result, BackendError):
+            self.failures.note(f"{operation} failed", result)
+            return False
+        meaning = result.meaning
+        if meaning in (Meaning.DONE, Meaning.STORED):
+            return True
+        if meaning is Meaning.MISSING:
+            return operation == "delete"
+        if meaning is Meaning.FORBIDDEN:
+            live.plane.forbidden_until_s = time.monotonic() + FORBIDDEN_S
+            self.failures.note(
+                "403 taken for a miss",
+                f"{result.reason}; allow s3:ListBucket, so that the store says 404 of what is "
+                "missing, and s3:GetObject, without which everything is a miss",
+            )
+        else:
+            self.failures.note(f"{operation} {meaning.value}", result.reason)
+        return False
+
+    def _delete_all(self, live: Live, keys: list[str]) -> None:
+        """Deletes at most 1000 pages; raises BackendError if one is left."""
+        names = {self._names.object_name(key): key for key in keys}
+        left = [names[name] for name in live.control.delete(list(names))]
+        if left and not all(self.delete(left)):
+            raise BackendError(
+                f"could not delete all pages, such as {left[0]!r}", backend="s3", operation="clear"
+            )
+
+    def _probe(self, live: Live) -> None:
+        """Asks for an object that isn't there: what the store says of it shows whether bucket,
+        region, credentials and rights are as they should be."""
+        path = live.plane.endpoint.path + self._names.quoted_root + _PROBE
+        for result in self._run(live, [Request("GET", path)], "open"):
+            if isinstance(result, BackendError):
+                raise result
+            if result.meaning is Meaning.FORBIDDEN:
+                self._succeeded(live, result, "open")

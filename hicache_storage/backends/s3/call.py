@@ -1,0 +1,427 @@
+"""One call: a batch of requests, driven by the calling thread alone.
+
+The thread starts requests as the gate admits them, waits for all their sockets at once and takes
+each a step further when it is ready. Retries, hedges and the deadline are times that it waits
+for. No other thread touches the caller's spans, and nothing is left running when it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import random
+import select
+import ssl
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from ...errors import BackendError, BackendTimeout, BackendUnavailable
+from .answers import Answer, Meaning, judge
+from .connection import Connection
+from .exchange import BrokenExchange, Request, Response, Steps, exchange
+from .plane import Plane
+from .signing import Keys
+
+CONNECT_ATTEMPTS = 3
+"""Tries to connect before a call on which nothing was answered yet is given up."""
+STALE_ATTEMPTS = 3
+"""Kept connections found closed by the store that don't count as failed tries."""
+BACKOFF_S = 0.05
+MOST_BACKOFF_S = 2.0
+LEAVE_S = 1.0
+"""How long a write waits for the server's leave to send the body."""
+GRACE_S = 0.05
+"""How long requests whose answers no longer matter may finish, to keep their connections."""
+GATE_POLL_S = 0.01
+"""How often a call that waits at the gate looks whether there is room."""
+FORBIDDEN_S = 60.0
+"""How long 403 to a HEAD, once looked into, is taken to mean the same."""
+
+_FAILED = (Meaning.AGAIN, Meaning.SLOWER)
+Result = Answer | BackendError
+
+
+class _Slot:
+    """One request of the batch and how it fares."""
+
+    __slots__ = ("attempts", "connects", "index", "keys_renewed", "request", "runs", "stales")
+
+    def __init__(self, index: int, request: Request) -> None:
+        self.index = index
+        self.request = request
+        self.attempts = self.connects = self.stales = 0
+        self.keys_renewed = False
+        self.runs: list[_Run] = []
+        """Exchanges under way: one, or two while a hedge runs."""
+
+
+class _Run:
+    """One try of a slot, on one connection."""
+
+    __slots__ = (
+        "connected", "connection", "descriptor", "keys", "mask", "progress_s", "reused", "slot",
+        "steps", "wake_s",
+    )  # fmt: skip
+
+    def __init__(self, slot: _Slot, connection: Connection, now: float, *, reused: bool) -> None:
+        self.slot = slot
+        self.connection = connection
+        self.descriptor = connection.fileno()
+        self.reused = self.connected = reused
+        self.keys: Keys | None = None
+        self.mask = 0
+        self.progress_s = now
+        self.wake_s = float("inf")
+        self.steps: Steps[Response]
+
+
+class Call:
+    """Runs `requests` to their ends. For one thread and one use.
+
+    `until_s` is the deadline on the monotonic clock. `leading` asks for the leading run of found
+    objects only: what comes after one that isn't found is not asked for, or not waited for.
+    """
+
+    def __init__(
+        self,
+        plane: Plane,
+        requests: Sequence[Request],
+        operation: str,
+        until_s: float,
+        *,
+        leading: bool = False,
+    ) -> None:
+        self._plane = plane
+        self._operation = operation
+        self._complaint: Answer | None = None
+        self._leading = leading
+        self._started_s = time.monotonic()
+        self._until_s = self._clock_s = until_s
+        self._fresh = deque(_Slot(i, request) for i, request in enumerate(requests))
+        self._delayed: list[tuple[float, int, _Slot]] = []
+        self._results: list[Result | None] = [None] * len(requests)
+        self._cut = self._open = len(requests)
+        self._runs: dict[int, _Run] = {}
+        self._poll = select.poll()
+        self._ticket = plane.gate.register()
+        self._answered = False
+        self._verbs: Counter[str] = Counter()
+        self._changes: Counter[str] = Counter()
+
+    def run(self) -> list[Result]:
+        """An answer or an error for each request, in order; with `leading`, up to the first
+        that wasn't found.
+
+        Raises BackendError where the store as a whole is at fault: no request can succeed, or
+        none was answered and not only because the store asks for less.
+        """
+        try:
+            while self._open:
+                self._start()
+                self._wait()
+            until_s = min(self._until_s, time.monotonic() + GRACE_S)
+            while self._runs and time.monotonic() < until_s:
+                self._step(until_s)
+        finally:
+            for run in list(self._runs.values()):
+                self._end(run, keep=False)
+            self._plane.gate.leave(self._ticket)
+            self._plane.count(self._changes, self._verbs)
+        results = [result for result in self._results[: self._cut + 1] if result is not None]
+        if not self._answered:
+            for result in results:
+                if isinstance(result, BackendError):
+                    raise result
+                if result.meaning is Meaning.AGAIN:
+                    raise self._unavailable(result.reason)
+        return results
+
+    # starting
+
+    def _start(self) -> None:
+        now = time.monotonic()
+        gate = self._plane.gate
+        while self._open:
+            while self._delayed and self._delayed[0][0] <= now:
+                self._fresh.appendleft(heapq.heappop(self._delayed)[2])
+            if not self._fresh:
+                self._ticket.waiting = False
+                return
+            if self._fresh[0].index >= self._cut:
+                self._fresh.popleft()
+                continue
+            if not gate.enter(self._ticket):
+                if self._runs or not gate.wait(self._ticket, self._until_s):
+                    return
+                now = time.monotonic()
+            self._try(self._fresh.popleft(), now)
+
+    def _try(self, slot: _Slot, now: float) -> None:
+        """Starts an exchange for the slot; the gate has admitted it."""
+        config, connections = self._plane.config, self._plane.connections
+        connection = connections.take()
+        reused = connection is not None
+        if connection is None:
+            try:
+                connection = connections.new(min(self._until_s, now + config.connect_timeout_s))
+            except OSError as error:
+                self._plane.gate.done(self._ticket)
+                if not slot.runs:
+                    self._unconnected(slot, error)
+                return
+        run = _Run(slot, connection, now, reused=reused)
+        run.steps = self._steps(run)
+        slot.runs.append(run)
+        self._runs[run.descriptor] = run
+        self._due(now + config.stall_timeout_s)
+        self._resume(run, None)
+
+    def _steps(self, run: _Run) -> Steps[Response]:
+        """All of one try, as what it waits for."""
+        config, request = self._plane.config, run.slot.request
+        if not run.connected:
+            self._changes["connects"] += 1
+            self._wake_in(run, config.connect_timeout_s)
+            yield from run.connection.connect()
+            run.connected = True
+            run.wake_s = float("inf")
+        self._verbs[request.verb] += 1
+        if request.expect_continue:
+            self._wake_in(run, LEAVE_S)
+        elif config.hedge_after_s and request.into is not None and len(run.slot.runs) == 1:
+            self._wake_in(run, config.hedge_after_s)
+        run.keys = self._plane.credentials.keys()
+        head = self._plane.head(request)
+        return (yield from exchange(run.connection, request, head, lambda: self._only(run)))
+
+    def _only(self, run: _Run) -> None:
+        """Keeps `run` alone on its slot, before it writes to the slot's spans."""
+        run.wake_s = float("inf")
+        for other in list(run.slot.runs):
+            if other is not run:
+                self._end(other, keep=False)
+
+    # waiting
+
+    def _due(self, at_s: float) -> None:
+        self._clock_s = min(self._clock_s, at_s)
+
+    def _wake_in(self, run: _Run, seconds: float) -> None:
+        run.wake_s = time.monotonic() + seconds
+        self._due(run.wake_s)
+
+    def _wait(self) -> None:
+        if not self._open:
+            return
+        until_s = self._clock_s
+        if self._ticket.waiting:
+            until_s = min(until_s, time.monotonic() + GATE_POLL_S)
+        self._step(until_s)
+
+    def _step(self, until_s: float) -> None:
+        """Waits for sockets until `until_s`, and goes on with those that are ready."""
+        timeout_s = max(0.0, until_s - time.monotonic())
+        if not self._runs:
+            time.sleep(timeout_s)
+        ready = self._poll.poll(timeout_s * 1000) if self._runs else ()
+        now = time.monotonic()
+        for run, come in [(self._runs[descriptor], come) for descriptor, come in ready]:
+            # One that ended meanwhile may have left its descriptor to a new one.
+            if self._runs.get(run.descriptor) is run:
+                run.progress_s = now
+                self._resume(run, come)
+        if now >= self._clock_s:
+            self._look_at_clock(now)
+
+    def _look_at_clock(self, now: float) -> None:
+        if now >= self._until_s:
+            limit = f"{self._plane.config.deadline_s:g} s"
+            late = self._timeout(f"no answer within the deadline of {limit}")
+            self._fail_rest(self._complaint or late)
+            return
+        stall_s = self._plane.config.stall_timeout_s
+        for run in list(self._runs.values()):
+            if self._runs.get(run.descriptor) is not run:
+                continue
+            if now >= run.wake_s:
+                self._wake(run, now)
+            elif now >= run.progress_s + stall_s:
+                self._lost(run, TimeoutError(f"silent for {stall_s:g} s"))
+        self._clock_s = self._until_s
+        if self._delayed:
+            self._due(self._delayed[0][0])
+        for run in self._runs.values():
+            self._due(min(run.wake_s, run.progress_s + stall_s))
+
+    def _wake(self, run: _Run, now: float) -> None:
+        run.wake_s = float("inf")
+        if not run.connected:
+            limit = f"{self._plane.config.connect_timeout_s:g} s"
+            self._lost(run, TimeoutError(f"no connection within {limit}"))
+        elif run.slot.request.expect_continue:
+            self._resume(run, 0)
+        elif len(run.slot.runs) == 1 and self._plane.gate.enter(self._ticket):
+            self._changes["hedges"] += 1
+            self._try(run.slot, now)
+
+    def _resume(self, run: _Run, come: int | None) -> None:
+        try:
+            mask = run.steps.send(come)  # type: ignore[arg-type]
+        except StopIteration as stop:
+            self._came(run, stop.value)
+        except (OSError, BrokenExchange) as error:
+            self._lost(run, error)
+        else:
+            if mask != run.mask:
+                run.mask = mask
+                self._poll.register(run.descriptor, mask)
+
+    # ends of a try
+
+    def _end(self, run: _Run, *, keep: bool) -> None:
+        del self._runs[run.descriptor]
+        run.slot.runs.remove(run)
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(run.descriptor)
+        run.steps.close()
+        if keep:
+            self._plane.connections.give(run.connection)
+        else:
+            self._plane.connections.drop(run.connection)
+        self._plane.gate.done(self._ticket)
+
+    def _came(self, run: _Run, response: Response) -> None:
+        """A response is there, whole."""
+        slot = run.slot
+        self._end(run, keep=response.reusable)
+        answer = judge(slot.request, response)
+        meaning = answer.meaning
+        if response.filled:
+            self._changes["received_bytes"] += response.length or 0
+        if meaning is Meaning.SLOWER:
+            self._complaint = answer
+            self._changes["throttles"] += 1
+            self._plane.gate.lower_bound()
+        else:
+            self._plane.gate.raise_bound()
+        if meaning is Meaning.FATAL:
+            raise self._unavailable(answer.reason, retryable=False)
+        if meaning is Meaning.KEYS:
+            self._renew_keys(slot, run.keys, answer)
+        elif meaning in _FAILED:
+            self._again(slot, answer)
+        elif meaning is Meaning.FORBIDDEN and slot.request.verb == "HEAD":
+            self._look_into(slot, answer)
+        else:
+            if meaning is Meaning.DONE:
+                self._changes["sent_bytes"] += sum(map(len, slot.request.body))
+            self._settle(slot, answer)
+
+    def _look_into(self, slot: _Slot, answer: Answer) -> None:
+        """403 to a HEAD has no body that says why; a GET of one byte has."""
+        now = time.monotonic()
+        if now < self._plane.forbidden_until_s:
+            self._settle(slot, answer)
+            return
+        slot.request = Request("GET", slot.request.path, extra=(("range", "bytes=0-0"),))
+        self._fresh.appendleft(slot)
+
+    def _renew_keys(self, slot: _Slot, keys: Keys | None, answer: Answer) -> None:
+        if slot.keys_renewed or not self._plane.credentials.rejected(keys, self._until_s):
+            raise self._unavailable(answer.reason, retryable=False)
+        slot.keys_renewed = True
+        self._changes["retries"] += 1
+        self._fresh.appendleft(slot)
+
+    def _lost(self, run: _Run, error: Exception) -> None:
+        """The connection failed, or the response broke off."""
+        slot = run.slot
+        fresh_answer = run.connection.inbox_bytes == 0
+        self._end(run, keep=False)
+        if slot.runs or self._results[slot.index] is not None:
+            return
+        if self._plane.closed:
+            raise self._unavailable("the store is closed", retryable=False)
+        if not run.connected:
+            self._unconnected(slot, error)
+        elif isinstance(error, TimeoutError):
+            self._again(slot, self._timeout(str(error)))
+        elif run.reused and fresh_answer and slot.stales < STALE_ATTEMPTS:
+            slot.stales += 1
+            self._changes["retries"] += 1
+            self._plane.connections.drop_idle()
+            self._fresh.appendleft(slot)
+        else:
+            self._again(slot, self._unavailable(f"{type(error).__name__}: {error}"))
+
+    def _unconnected(self, slot: _Slot, error: Exception) -> None:
+        if self._plane.closed:
+            raise self._unavailable("the store is closed", retryable=False)
+        reason = f"can't connect: {error}"
+        if isinstance(error, ssl.SSLError):
+            reason = f"TLS failed: {error}; set ca_file to the store's CA, or check the endpoint"
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise self._unavailable(reason, retryable=False) from error
+        slot.connects += 1
+        failure = self._unavailable(reason)
+        failure.__cause__ = error
+        waited_s = time.monotonic() - self._started_s
+        hopeless = slot.connects >= CONNECT_ATTEMPTS
+        if not self._answered and (hopeless or waited_s >= self._plane.config.connect_timeout_s):
+            raise failure
+        self._again(slot, failure)
+
+    # ends of a slot
+
+    def _again(self, slot: _Slot, failure: Result) -> None:
+        """Tries the slot again after a while, if there are tries and time left."""
+        slot.attempts += 1
+        if self._results[slot.index] is not None or slot.index >= self._cut:
+            return
+        if slot.attempts >= self._plane.config.attempts:
+            if self._answered:
+                self._settle(slot, failure)
+            else:
+                self._fail_rest(failure)
+            return
+        most_s = min(MOST_BACKOFF_S, BACKOFF_S * 2 ** (slot.attempts - 1))
+        at_s = time.monotonic() + random.uniform(0, most_s)
+        if at_s >= self._until_s:
+            self._settle(slot, failure)
+            return
+        self._changes["retries"] += 1
+        heapq.heappush(self._delayed, (at_s, slot.index, slot))
+        self._due(at_s)
+
+    def _settle(self, slot: _Slot, result: Result) -> None:
+        if self._results[slot.index] is not None:
+            return
+        definite = isinstance(result, Answer) and result.meaning not in _FAILED
+        self._answered |= definite
+        self._results[slot.index] = result
+        if slot.index < self._cut:
+            self._open -= 1
+            found = isinstance(result, Answer) and result.meaning is Meaning.DONE
+            if self._leading and not found:
+                self._cut = slot.index
+                self._open = self._results[: self._cut].count(None)
+
+    def _fail_rest(self, failure: Result) -> None:
+        for index, result in enumerate(self._results):
+            if result is None:
+                self._results[index] = failure
+        self._open = 0
+
+    def _unavailable(self, reason: str, *, retryable: bool = True) -> BackendError:
+        return BackendUnavailable(
+            f"{self._plane.endpoint.shown}: {reason}",
+            backend="s3",
+            operation=self._operation,
+            retryable=retryable,
+        )
+
+    def _timeout(self, reason: str) -> BackendError:
+        return BackendTimeout(
+            f"{self._plane.endpoint.shown}: {reason}", backend="s3", operation=self._operation
+        )
