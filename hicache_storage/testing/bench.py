@@ -166,7 +166,7 @@ class Bench:
             worker.kill()
         left = 0
         try:
-            if self._namespaces and self._stores:
+            if self._namespaces:
                 left = self._remove()
         finally:
             for store in self._stores:
@@ -175,13 +175,12 @@ class Bench:
         return left
 
     def _remove(self) -> int:
-        scope = self._stores[0].scope
         open_ones = [store for store in self._stores if not store._closed]
-        if not open_ones and scope == "process":
-            return 0
         store = open_ones[0] if open_ones else self.open()
+        if store.scope == "process":
+            return 0  # its pages end with it
         if "delete" not in store.capabilities:
-            return 0 if scope == "process" else len(self._keys)
+            return len(self._keys)
         caller = self.raw(store)
         for digest in self._namespaces:
             records = [f"{digest}/{RECORD_TAG}:{digest}"]

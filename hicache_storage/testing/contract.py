@@ -18,7 +18,7 @@ import pytest
 from ..store import Store
 from .clause import Clause, ClauseFailed, NotSelected
 from .clauses import CLAUSES
-from .running import DEFAULT_TIMEOUT_S, check_deviations, run_clause, traits, unmet
+from .running import DEFAULT_TIMEOUT_S, check_deviations, probe, run_clause, unmet
 from .subject import Subject, Where
 
 
@@ -99,8 +99,7 @@ def _refusal(suite: str, name: str) -> str:
 
 def _test_of(clause: Clause) -> Callable[..., None]:
     def test(self: BackendContract, subject: Subject, request: pytest.FixtureRequest) -> None:
-        with subject.open() as store:
-            reason = unmet(clause, traits(store, subject))
+        reason = unmet(clause, probe(subject))
         request.node.user_properties.append(("hicache_clause", clause.number))
         if reason:
             pytest.skip(f"clause {clause.number} not selected: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Literal
 
 from ..calling import Caller
 from ..config import describe_options
+from ..errors import HiCacheStorageError
 from ..store import Store
 from .bench import Bench
 from .clause import NEEDS, Clause, ClauseFailed, NotSelected
@@ -61,6 +63,16 @@ def traits(store: Store, subject: Subject) -> frozenset[str]:
     if secret_values(subject):
         found.add("secrets")
     return frozenset(found)
+
+
+def probe(subject: Subject) -> frozenset[str]:
+    """Opens the subject to see its traits. Raises what opening raises."""
+    store = subject.open()
+    try:
+        return traits(store, subject)
+    finally:
+        with contextlib.suppress(HiCacheStorageError):
+            store.close()  # That it can be closed is a clause of its own.
 
 
 def innermost(store: Store) -> object:
@@ -127,8 +139,7 @@ def run_clauses(
     deviation of a clause that doesn't exist."""
     deviations = dict(deviations or {})
     check_deviations(deviations)
-    with subject.open() as store:
-        found = traits(store, subject)
+    found = probe(subject)
     outcomes = []
     for clause in clauses:
         reason = unmet(clause, found)

@@ -158,10 +158,11 @@ def read_pages(store: Store, namespace: Namespace, keys: list[str], first_seed: 
 
 def write_until_killed(store: Store, namespace: Namespace, keys: list[str], batch: int) -> None:
     """Stores batch after batch, and says so after each; the first one it also flushes."""
+    # Made beforehand, so that the process spends its time writing.
+    pages = [content(i, namespace.page_bytes) for i in range(len(keys))]
     for start in range(0, len(keys), batch):
         part = keys[start : start + batch]
-        pages = [content(start + i, namespace.page_bytes) for i in range(len(part))]
-        store.batch_set(namespace, part, pages)
+        store.batch_set(namespace, part, pages[start : start + batch])
         if start == 0:
             store.flush()
         report(done=start + len(part))

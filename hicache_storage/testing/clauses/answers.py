@@ -175,7 +175,8 @@ def plain_values(bench: Bench) -> None:
     # Store refuses anything else, so that these calls return shows it; named again for reports.
     caller = bench.raw()
     names = [f"{namespace.digest}/{key}" for key in keys]
-    expect(type(caller.exists(names, None)) is int, "exists must give an int")
+    for asked in (names, [f"{namespace.digest}/{bench.keys(1)[0]}"]):
+        expect(type(caller.exists(asked, None)) is int, "exists must give an int, also for none")
     buffers = [(memoryview(bytearray(64)), memoryview(bytearray(512))) for _ in keys]
     expect(type(caller.batch_get(names, list(buffers), None)) is list, "batch_get: not a list")
     if "delete" in bench.store.capabilities:

@@ -131,6 +131,7 @@ def killed_writer(bench: Bench) -> None:
         deadline_s = time.monotonic() + 0.02 + 0.1 * bench.random.random()
         while done < len(keys) and time.monotonic() < deadline_s:
             done = writer.answer()["done"]
+        time.sleep(0.005 * bench.random.random())
         writer.kill()
         store = bench.open()
         whole = 0
