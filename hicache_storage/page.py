@@ -36,12 +36,23 @@ _VERSION = 1
 _ZEROS = bytes(1 << 20)
 
 
+class FlatSpans(tuple[memoryview, ...]):
+    """Spans that are known to be flat, contiguous and writable, so that nobody checks them again.
+
+    For whoever makes spans of memory of its own; `as_spans` passes them on as they are.
+    """
+
+    __slots__ = ()
+
+
 def as_spans(page: Any, *, writable: bool = False) -> PageSpans:
     """`page` as spans: a buffer, or an iterable of buffers, each contiguous.
 
     Nothing is copied. Raises PageSizeMismatch for a buffer that isn't contiguous, or is
     read-only although `writable` is asked for.
     """
+    if type(page) is FlatSpans:
+        return page
     parts: Iterable[Any] = page if isinstance(page, (tuple, list)) else (page,)
     spans = []
     for part in parts:

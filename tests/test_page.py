@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hicache_storage import CorruptPage, PageSizeMismatch
 from hicache_storage.page import (
     HEADER_BYTES,
+    FlatSpans,
     as_spans,
     check_page,
     make_header,
@@ -97,3 +98,9 @@ def test_zeroing_reaches_every_byte(length: int) -> None:
     buffer = bytearray(b"\xab" * length)
     zero_spans(as_spans((buffer,), writable=True))
     assert buffer == bytes(length)
+
+
+def test_spans_known_to_be_flat_are_passed_on_as_they_are() -> None:
+    spans = FlatSpans([memoryview(bytearray(4)), memoryview(bytearray(2))])
+    assert as_spans(spans, writable=True) is spans
+    assert spans_bytes(spans) == 6

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..page import PageSpans
+from ..page import FlatSpans, PageSpans
 from . import layouts
 from .geometry import PageGeometry
 from .indices import page_list
@@ -41,7 +41,11 @@ class HostPool:
         self._memory = HostMemory(
             self.size_bytes, pin=torch.cuda.is_available() if pin is None else pin
         )
-        self._extents = [(piece.start, piece.length) for piece in self.pieces]
+        self._stretches = [
+            (self._memory.view[piece.start :][: piece.length * num_pages], piece.length)
+            for piece in self.pieces
+        ]
+        self._lengths = {length for _, length in self._stretches}
         self.parts = self._parts()
         self._rows = tuple(
             layouts.by_page(layout, geometry.page_size, part.view(torch.uint8))
@@ -78,10 +82,9 @@ class HostPool:
         keep its memory alive. All of K, then all of V."""
         if not 0 <= index < self.num_pages:
             raise IndexError(f"page {index} is outside of the pool's {self.num_pages} pages")
-        view = self._memory.view
-        return tuple(
-            [view[start + index * n : start + index * n + n] for start, n in self._extents]
-        )
+        # One slice object serves all spans of a length: a layer-first page has many of them.
+        cut = {n: slice(index * n, index * n + n) for n in self._lengths}
+        return FlatSpans([stretch[cut[n]] for stretch, n in self._stretches])
 
     def zero(self, indices: Tensor) -> None:
         """Fills the pages in these slots with zero bytes."""
