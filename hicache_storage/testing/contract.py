@@ -25,6 +25,18 @@ from .subject import Subject, Where
 class Sealed(type):
     """Keeps the clauses of a suite as they are."""
 
+    def __init__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> None:
+        super().__init__(name, bases, members)
+        if not any(isinstance(base, Sealed) for base in bases):
+            return  # BackendContract itself
+        for sealed in SEALED:
+            if inspect.getattr_static(cls, sealed, None) is not BackendContract.__dict__[sealed]:
+                raise TypeError(_refusal(name, sealed))
+        try:
+            check_deviations(getattr(cls, "deviations", {}))
+        except ValueError as error:
+            raise TypeError(f"{name}: {error}") from error
+
     def __setattr__(cls, name: str, value: object) -> None:
         if name in SEALED:
             raise TypeError(_refusal(cls.__name__, name))
@@ -77,16 +89,6 @@ class BackendContract(metaclass=Sealed):
         own = type(self).tamper is not BackendContract.tamper
         return Subject(where, tamper=self.tamper if own else None, private=True, empty=True)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for name in SEALED:
-            if inspect.getattr_static(cls, name, None) is not BackendContract.__dict__[name]:
-                raise TypeError(_refusal(cls.__name__, name))
-        try:
-            check_deviations(cls.deviations)
-        except ValueError as error:
-            raise TypeError(f"{cls.__name__}: {error}") from error
-
 
 def _refusal(suite: str, name: str) -> str:
     clause = next((one for one in CLAUSES if one.test_name == name), None)
@@ -99,8 +101,8 @@ def _refusal(suite: str, name: str) -> str:
 
 def _test_of(clause: Clause) -> Callable[..., None]:
     def test(self: BackendContract, subject: Subject, request: pytest.FixtureRequest) -> None:
-        reason = unmet(clause, probe(subject))
         request.node.user_properties.append(("hicache_clause", clause.number))
+        reason = unmet(clause, probe(subject))
         if reason:
             pytest.skip(f"clause {clause.number} not selected: {reason}")
         deviation = self.deviations.get(clause.number)
