@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ... import __version__
 from ...errors import ConfigError
 from ...failures import FailureLog
 from .config import S3Config
@@ -86,7 +85,7 @@ class Plane:
                 length += "expect: 100-continue\r\n"
         return (
             f"{request.verb} {request.path} HTTP/1.1\r\n{lines}{length}"
-            f"user-agent: hicache-storage/{__version__}\r\naccept-encoding: identity\r\n\r\n"
+            f"user-agent: hicache-storage\r\naccept-encoding: identity\r\n\r\n"
         ).encode("latin-1")
 
     def count(self, changes: Mapping[str, int], verbs: Mapping[str, int]) -> None:
