@@ -6,6 +6,7 @@ Built-in backends come in by the same door as everyone's. Only the chosen one is
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -17,6 +18,7 @@ GROUP = "hicache_storage.backends"
 OWN_DISTRIBUTION = "hicache-storage"
 EXTRAS = {"lmdb": "lmdb", "s3": "boto3"}
 """Built-in backends that need a client library: the extra's name is the backend's."""
+_NAME = re.compile(r"[a-z][a-z0-9+.-]*")
 PLUGINS = {"fsspec": "hicache-storage-fsspec", "redis": "hicache-storage-redis"}
 
 
@@ -71,6 +73,11 @@ def load_backend(name: str, found: dict[str, Found] | None = None) -> type[Any]:
     if name not in found:
         raise UnknownBackendError(_unknown(name, found))
     chosen = found[name]
+    if not _NAME.fullmatch(name):
+        raise ContractViolation(
+            f"entry point {name!r} of {chosen.distribution}: a backend's name must be usable in a "
+            "URL: lower-case letters, digits, '+', '-' and '.', a letter first"
+        )
     if chosen.rivals and not chosen.built_in:
         raise ConfigError(
             f"backend {name!r} is offered by {chosen.distribution} "
@@ -79,11 +86,8 @@ def load_backend(name: str, found: dict[str, Found] | None = None) -> type[Any]:
     try:
         backend = chosen.entry_point.load()
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if chosen.built_in and EXTRAS.get(name) == missing:
-            raise ConfigError(
-                f"backend {name!r} needs {missing}: pip install '{OWN_DISTRIBUTION}[{name}]'"
-            ) from error
+        if chosen.built_in and (hint := missing_extra(name, error)):
+            raise ConfigError(hint) from error
         raise
     if not isinstance(backend, type):
         raise ContractViolation(
@@ -91,6 +95,15 @@ def load_backend(name: str, found: dict[str, Found] | None = None) -> type[Any]:
             f"be a class, got {type(backend).__name__}"
         )
     return backend
+
+
+def missing_extra(name: str, error: BaseException | None) -> str:
+    """How to get the client library of a built-in backend, if that it isn't installed is what
+    `error` says; "" for any other error, also for a client library that is there and broken."""
+    client = EXTRAS.get(name)
+    if client is None or not isinstance(error, ModuleNotFoundError) or error.name != client:
+        return ""
+    return f"backend {name!r} needs {client}: pip install '{OWN_DISTRIBUTION}[{name}]'"
 
 
 def build_backend(name: str, cls: type[Any], config: Any) -> object:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .config import build_config, environment_url, split_url
-from .discovery import build_backend, load_backend
-from .errors import ConfigError
+from .discovery import build_backend, load_backend, missing_extra
+from .errors import BackendError, ConfigError
 from .middleware.stack import split_middleware, stack
 from .store import Store
+
+logger = logging.getLogger("hicache_storage")
 
 
 def open_store(
@@ -30,7 +33,12 @@ def open_store(
     """
     backend, name = build_from(url, **options)
     store = Store(backend, name=name, wrappers=wrappers)
-    store.open()
+    try:
+        store.open()
+    except BackendError as error:
+        if hint := missing_extra(error.backend, error.__cause__):
+            raise ConfigError(hint) from error
+        raise
     return store
 
 
@@ -41,6 +49,7 @@ def build_from(url: str | Mapping[str, Any] | None, **options: Any) -> tuple[obj
     cls = load_backend(name)
     own, middleware = split_middleware(given)
     config = build_config(getattr(cls, "Config", None), name, own)
+    logger.info("store %r: %s", name, config if config is not None else "no options")
     return stack(build_backend(name, cls, config), name, middleware), name
 
 
