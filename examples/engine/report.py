@@ -16,8 +16,9 @@ from stages import Stages
 BAR_WIDTH = 40
 MOST_TOKENS_A_STEP = 8  # one known token and seven guesses
 MEANING = """\
-Restored in pairs, speculation goes on as if the prompt had been computed here. With the draft's
-pages lost the same tokens come, but fewer a step. Pairing "required" reuses fewer pages instead."""
+restored    a new process gets the target's and the draft's pages from the store: as good as computed
+draft lost  the draft's pages were deleted from the store: the same tokens, but fewer a step
+required    two draft pages were deleted: the hit ends before the first, the rest is computed"""
 
 
 def _drafts(result: Mapping[str, Any]) -> str:
