@@ -7,6 +7,7 @@ is counted and logged at a limited rate.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ from .failures import FailureLog
 from .pairing import PairCount, PairedStore, PairResult, leading_run
 
 T = TypeVar("T")
+
+FRUITLESS_WRITES = 8
+"""Write batches in a row that store no target page before the edge calls itself unhealthy."""
+
+logger = logging.getLogger("hicache_storage")
 
 
 @dataclass
@@ -52,6 +58,13 @@ class StorageEdge:
         self.counts = EdgeCounts()
         self.failures = FailureLog(f"storage {pairs.store.name!r}")
         self._lock = threading.Lock()
+        self._fruitless_writes = 0
+
+    @property
+    def healthy(self) -> bool:
+        """False once several write batches in a row stored not a single target page, for whatever
+        reason: the engine goes on, but with host memory alone."""
+        return self._fruitless_writes < FRUITLESS_WRITES
 
     def batch_set(
         self,
@@ -76,6 +89,8 @@ class StorageEdge:
                 counts.orphan_drafts += sum(
                     d and not t for t, d in zip(result.target, result.draft, strict=True)
                 )
+        if result.target:
+            self._note_health(any(result.target))
         return result
 
     def batch_get(
@@ -116,6 +131,23 @@ class StorageEdge:
             self.counts.found_pages += count.usable
             self.counts.first_page_missing += bool(hashes) and count.target == 0
         return count
+
+    def _note_health(self, fruitful: bool) -> None:
+        """One loud line when writing stops to work and one when it works again."""
+        with self._lock:
+            before = self._fruitless_writes
+            self._fruitless_writes = 0 if fruitful else before + 1
+        name = self.pairs.store.name
+        if not fruitful and before + 1 == FRUITLESS_WRITES:
+            logger.error(
+                "storage %r: the last %d write batches stored nothing; pages live in host memory "
+                "alone until this is mended (failures: %s)",
+                name,
+                FRUITLESS_WRITES,
+                dict(self.failures.counts) or "none raised, all pages refused",
+            )
+        elif fruitful and before >= FRUITLESS_WRITES:
+            logger.warning("storage %r: pages are stored again", name)
 
     def _nothing(self, length: int, drafts: Sequence[Any] | None) -> PairResult:
         draft = None if drafts is None or self.pairs.draft is None else [False] * length
