@@ -13,6 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -41,41 +42,44 @@ def option(
 
     `unit` is shown to users; "bytes" also accepts "10GiB". `url` says which part of
     `scheme://host/path` fills the field: "host", "path" (without its first slash), or
-    "location" for both as one path. `secret` keeps the value out of repr.
+    "location" for both as one path. `secret` keeps the value out of repr and of errors.
     """
     return dataclasses.field(
         default=default,
         repr=not secret,
-        metadata={"doc": doc, "unit": unit, "url": url, "choices": choices},
+        metadata={"doc": doc, "unit": unit, "url": url, "choices": choices, "secret": secret},
     )
 
 
 def split_url(url: str) -> tuple[str, dict[str, str]]:
     """`scheme://location?name=value` as (scheme, options), where the URL's own parts stand
     under "url:host", "url:path" and "url:location"."""
-    parts = urlsplit(url)
-    if not parts.scheme or "://" not in url:
+    try:
+        parts = urlsplit(url)
+        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        parts, query = None, []
+    if parts is None or not parts.scheme or "://" not in url:
         raise ConfigError(
-            f"{url!r} is not a store URL; expected NAME://LOCATION?OPTION=VALUE, "
+            f"{masked_url(url)!r} is not a store URL; expected NAME://LOCATION?OPTION=VALUE, "
             "for example file:///var/cache/kv?capacity=100GiB"
         )
-    if parts.fragment:
-        raise ConfigError(f"store URL {_masked(url)!r} has a '#'; write it as %23")
+    if parts.fragment or url.endswith("#"):
+        raise ConfigError(f"store URL {masked_url(url)!r} has a '#'; write it as %23")
     host, path = unquote(parts.netloc), unquote(parts.path)
     options = {"url:host": host, "url:path": path.removeprefix("/"), "url:location": host + path}
-    for name, value in parse_qsl(
-        parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)
-    ):
+    for name, value in query:
         if name in options:
             raise ConfigError(f"store URL gives {name!r} twice")
         options[name] = value
     return parts.scheme, options
 
 
-def _masked(url: str) -> str:
-    """A URL without what may be a secret: user, password, query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+def masked_url(url: str) -> str:
+    """A URL, well-formed or not, without what may be a secret: user, password, query."""
+    scheme, separator, rest = re.split(r"[?#]", url, maxsplit=1)[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def environment_url() -> str | None:
@@ -127,9 +131,10 @@ def build_config(cls: type | None, backend: str, given: Mapping[str, Any]) -> An
 def parse_size(text: str) -> int:
     """ "10GiB", "1.5 MB" or "4096" as bytes; raises ValueError for anything else."""
     match = _SIZE.fullmatch(text)
-    if match is None:
+    count = Fraction(match[1]) * _UNITS[(match[2] or "").upper()] if match is not None else None
+    if count is None or count.denominator != 1:
         raise ValueError(f"{text!r} is not a size; write bytes, or 10GiB, 500MB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+    return int(count)
 
 
 def _converted(backend: str, name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> Any:
@@ -150,6 +155,12 @@ def _converted(backend: str, name: str, value: Any, hint: Any, metadata: Mapping
             raise ValueError(f"expected one of {', '.join(choices)}")
     except (ValueError, TypeError) as error:
         shown = "" if not metadata.get("doc") else f" ({metadata['doc']})"
+        if metadata.get("secret"):
+            kind_name = getattr(kind, "__name__", str(kind))
+            raise ConfigError(
+                f"backend {backend!r}, option {name!r}{shown}: not a valid {kind_name}; "
+                "the value is not shown, since it is secret"
+            ) from None
         raise ConfigError(f"backend {backend!r}, option {name!r}{shown}: {error}") from error
     return result
 

@@ -5,6 +5,7 @@ Built-in backends come in by the same door as everyone's. Only the chosen one is
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterable
@@ -93,6 +94,12 @@ def load_backend(name: str, found: dict[str, Found] | None = None) -> type[Any]:
         raise ContractViolation(
             f"entry point {name!r} of {chosen.distribution} ({chosen.entry_point.value}) must "
             f"be a class, got {type(backend).__name__}"
+        )
+    config = getattr(backend, "Config", None)
+    if config is not None and not dataclasses.is_dataclass(config):
+        raise ContractViolation(
+            f"backend {name!r}: {backend.__qualname__}.Config must be a dataclass with a field "
+            f"for each option (config.option), got {config!r:.100}"
         )
     return backend
 

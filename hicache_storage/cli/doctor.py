@@ -14,9 +14,10 @@ from importlib import metadata
 from typing import Any
 
 from .. import __version__
-from ..config import ENVIRONMENT_PREFIX, environment_url
+from ..config import ENVIRONMENT_PREFIX, describe_options, environment_url
 from ..discovery import EXTRAS, find_backends
 from ..errors import HiCacheStorageError
+from ..middleware.stack import INNERMOST_FIRST
 from ..opening import open_store
 from ..testing.bench import kit_namespace
 from .listing import describe, reason_of
@@ -112,6 +113,9 @@ def _environment() -> list[dict[str, Any]]:
         for option in describe(one, found)["options"]:
             variable = f"{ENVIRONMENT_PREFIX}{one.name}_{option['name']}"
             known.add(variable.upper().replace("-", "_"))
+    for name, cls in INNERMOST_FIRST.items():
+        options = describe_options(cls.Config)
+        known |= {f"{ENVIRONMENT_PREFIX}{name}_{option['name']}".upper() for option in options}
     checks = []
     for variable in sorted(os.environ):
         if variable.startswith(ENVIRONMENT_PREFIX):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
-from ..config import environment_url
+from ..config import environment_url, masked_url
 from ..errors import ConfigError
 from ..opening import open_store
 from ..store import Store
@@ -28,5 +27,4 @@ def opened(arguments: argparse.Namespace, *needs: str) -> Iterator[Store]:
 
 def shown_url(url: str | None) -> str:
     """The URL without what may be a secret: user, password and query."""
-    parts = urlsplit(url or environment_url() or "")
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return masked_url(url or environment_url() or "")
