@@ -17,7 +17,6 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -116,12 +115,12 @@ def _start_moto() -> Server:
 
 
 @pytest.fixture
-def seaweedfs() -> Iterator[Server]:
+def seaweedfs() -> Server:
     """A running SeaweedFS, which checks signatures and checksums."""
-    yield _start_seaweedfs()
+    return _start_seaweedfs()
 
 
 @pytest.fixture
-def moto() -> Iterator[Server]:
+def moto() -> Server:
     """A running moto, an S3 API that checks neither."""
-    yield _start_moto()
+    return _start_moto()

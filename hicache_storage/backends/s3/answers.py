@@ -112,7 +112,7 @@ def _failure(request: Request, response: Response, code: str) -> tuple[Meaning, 
             return Meaning.STORED, ""
         if status == 501 or code == "NotImplemented":
             return Meaning.UNSUPPORTED, "the store knows no conditional writes"
-    if status == 404:
+    if status == 404 or code == "NoSuchKey":
         missing = request.verb in ("GET", "HEAD", "DELETE")
         return (Meaning.MISSING if missing else Meaning.FATAL), ""
     if status == 403 and request.verb in ("GET", "HEAD"):

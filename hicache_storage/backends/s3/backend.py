@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from ...errors import BackendError, BackendTimeout, ConfigError
+from ...errors import BackendError, BackendTimeout, BackendUnavailable, ConfigError
 from ...failures import FailureLog
 from ...hookspecs import StoredPage, Usage, hookimpl
 from ...page import PageSpans
@@ -201,5 +201,7 @@ class S3Backend:
         for result in self._run(live, [Request("GET", path)], "open"):
             if isinstance(result, BackendError):
                 raise result
+            if result.meaning is Meaning.SLOWER:
+                raise BackendUnavailable(result.reason, backend="s3", operation="open")
             if result.meaning is Meaning.FORBIDDEN:
                 self._succeeded(live, result, "open")

@@ -102,6 +102,7 @@ class Call:
         self._delayed: list[tuple[float, int, _Slot]] = []
         self._results: list[Result | None] = [None] * len(requests)
         self._cut = self._open = len(requests)
+        self._known = 0
         self._runs: dict[int, _Run] = {}
         self._poll = select.poll()
         self._ticket = plane.gate.register()
@@ -148,14 +149,25 @@ class Call:
             if not self._fresh:
                 self._ticket.waiting = False
                 return
-            if self._fresh[0].index >= self._cut:
+            index = self._fresh[0].index
+            if index >= self._cut:
                 self._fresh.popleft()
                 continue
+            if self._leading and index >= self._first_unknown() + 2 * gate.most:
+                self._ticket.waiting = False
+                return
             if not gate.enter(self._ticket):
                 if self._runs or not gate.wait(self._ticket, self._until_s):
                     return
                 now = time.monotonic()
             self._try(self._fresh.popleft(), now)
+
+    def _first_unknown(self) -> int:
+        """The first request without a result. A lookup asks only so far beyond it, since what
+        comes after a missing page is asked for in vain."""
+        while self._known < self._cut and self._results[self._known] is not None:
+            self._known += 1
+        return self._known
 
     def _try(self, slot: _Slot, now: float) -> None:
         """Starts an exchange for the slot; the gate has admitted it."""

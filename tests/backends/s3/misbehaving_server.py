@@ -90,7 +90,7 @@ class MisbehavingServer:
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port = self._listener.getsockname()[1]
-        self._stopped = False
+        self._stopped = threading.Event()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
@@ -109,13 +109,17 @@ class MisbehavingServer:
             self.most_at_once = 0
 
     def stop(self) -> None:
-        self._stopped = True
+        self._stopped.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.hang_up()
         for thread in self._threads:
             thread.join(10)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps, unless the server stops."""
+        self._stopped.wait(seconds)
 
     def hang_up(self) -> None:
         """Closes every connection."""
@@ -154,7 +158,7 @@ class MisbehavingServer:
                 with self._lock:
                     self._open.add(sock)
             talk = Talk(self, sock)
-            while not self._stopped and self._one(talk, number):
+            while not self._stopped.is_set() and self._one(talk, number):
                 pass
             talk.stream.close()
         except (Hangup, OSError, ValueError):
@@ -322,9 +326,7 @@ def stall(seconds: float) -> Misbehaviour:
     """Says nothing for a while, then hangs up."""
 
     def misbehave(talk: Talk, seen: Seen) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not talk.server._stopped:
-            time.sleep(0.02)
+        talk.server.sleep(seconds)
         raise Hangup
 
     return misbehave
@@ -334,7 +336,7 @@ def slowly(seconds: float) -> Misbehaviour:
     """The usual answer, later."""
 
     def misbehave(talk: Talk, seen: Seen) -> None:
-        time.sleep(seconds)
+        talk.server.sleep(seconds)
         talk.server.usual(talk, seen)
 
     return misbehave
