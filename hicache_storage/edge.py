@@ -50,13 +50,45 @@ class EdgeCounts:
     errors: int = 0
 
 
+class ErrorsToMisses:
+    """Calls storage and gives `otherwise` for an error, which it counts and logs. Thread-safe.
+
+    What is no `Exception` (an interrupt, the end of the process) passes through.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.failures = FailureLog(f"storage {name!r}")
+        self._lock = threading.Lock()
+        self._errors = 0
+
+    @property
+    def errors(self) -> int:
+        """How many there were."""
+        return self._errors
+
+    def call(self, operation: str, call: Callable[[], T], otherwise: T) -> T:
+        """What `call` returns, or `otherwise` if it raises; `operation` names it in the log."""
+        try:
+            return call()
+        except Exception as error:
+            self.note(operation, error)
+            return otherwise
+
+    def note(self, operation: str, error: BaseException | str) -> None:
+        """Counts and logs an error that somebody else has caught, or found without one."""
+        with self._lock:
+            self._errors += 1
+        self.failures.note(operation, error)
+
+
 class StorageEdge:
     """A PairedStore that never raises. Thread-safe."""
 
     def __init__(self, pairs: PairedStore) -> None:
         self.pairs = pairs
         self.counts = EdgeCounts()
-        self.failures = FailureLog(f"storage {pairs.store.name!r}")
+        self.guard = ErrorsToMisses(pairs.store.name)
+        self.failures = self.guard.failures
         self._lock = threading.Lock()
         self._fruitless_writes = 0
 
@@ -74,7 +106,7 @@ class StorageEdge:
         prefix_hashes: Sequence[str] | None = None,
     ) -> PairResult:
         """As PairedStore.batch_set; after an error nothing counts as stored."""
-        result = self._guard(
+        result = self._guarded(
             "write",
             lambda: self.pairs.batch_set(hashes, target_pages, draft_pages, prefix_hashes),
             self._nothing(len(hashes), draft_pages),
@@ -101,7 +133,7 @@ class StorageEdge:
         prefix_hashes: Sequence[str] | None = None,
     ) -> PairResult:
         """As PairedStore.batch_get; after an error nothing is usable."""
-        result = self._guard(
+        result = self._guarded(
             "read",
             lambda: self.pairs.batch_get(hashes, target_buffers, draft_buffers, prefix_hashes),
             self._nothing(len(hashes), draft_buffers),
@@ -122,7 +154,7 @@ class StorageEdge:
         self, hashes: Sequence[str], prefix_hashes: Sequence[str] | None = None
     ) -> PairCount:
         """As PairedStore.exists; 0 after an error."""
-        count = self._guard(
+        count = self._guarded(
             "lookup", lambda: self.pairs.exists(hashes, prefix_hashes), PairCount(0, None, 0)
         )
         with self._lock:
@@ -153,17 +185,11 @@ class StorageEdge:
         draft = None if drafts is None or self.pairs.draft is None else [False] * length
         return PairResult([False] * length, draft, self.pairs.pairing)
 
-    def _guard(self, operation: str, call: Callable[[], T], otherwise: T) -> T:
-        try:
-            result = call()
-        except Exception as error:
-            with self._lock:
-                self.counts.errors += 1
-            self.failures.note(operation, error)
-            return otherwise
+    def _guarded(self, operation: str, call: Callable[[], T], otherwise: T) -> T:
+        result = self.guard.call(operation, call, otherwise)
         draft_error = getattr(result, "draft_error", None)
         if draft_error is not None:
-            with self._lock:
-                self.counts.errors += 1
-            self.failures.note(f"draft {operation}", draft_error)
+            self.guard.note(f"draft {operation}", draft_error)
+        with self._lock:
+            self.counts.errors = self.guard.errors
         return result

@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 RECORD_BYTES = 4096
 
 PoolKind = Literal["mha", "mla", "opaque"]
-TokenOrder = Literal["layer_token", "token_layer", "opaque"]
+TokenOrder = Literal["layer_token", "token_layer", "head_token_layer", "opaque"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,8 @@ class Namespace:
     v_head_dim: int
     """Elements of V per head; 0 for MLA."""
     order: TokenOrder
-    """Byte order in a page: [layer, token, ...] or [token, layer, ...]."""
+    """Byte order of each part of a page: [layer, token, head, ...], [token, layer, head, ...] or
+    [head, token, layer, ...]."""
     revision: str = ""
     """Identity of the weights: a commit, a checkpoint digest. Give one wherever weights can
     change behind the same model name."""
