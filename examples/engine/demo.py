@@ -26,7 +26,7 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
@@ -66,14 +66,20 @@ def check_prompt(path: Path) -> None:
         raise DemoError(f"the prompt {path} is empty; give a text of a thousand words or so")
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+def at_least(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `least` on."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number of at least {least}, got {text!r}"
+            )
+        return value
+
     return number
 
 
@@ -89,12 +95,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--pair", choices=("mha", "mla"), default="mha", help="the target's kind of attention")
     add("--layout", choices=("page_first", "layer_first", "page_first_direct"),
         default="page_first", help="the host pools' layout")  # fmt: skip
-    add("--prompt-tokens", type=positive, default=1100, help="cut the text to so many tokens")
-    add("--new-tokens", type=positive, default=200, help="tokens to generate")
-    add("--page-size", type=positive, default=64, help="tokens in a page")
+    add("--prompt-tokens", type=at_least(1), default=1100, help="cut the text to so many tokens")
+    add("--new-tokens", type=at_least(2), default=200, help="tokens to generate")
+    add("--page-size", type=at_least(1), default=64, help="tokens in a page")
     add("--tenant", help="salt of the pages' namespace (default: a new one, so that cold is cold)")
     add("--device", default="cpu", help="cpu or cuda")
-    add("--threads", type=positive, default=1, help="torch threads; 1 is quickest for such models")
+    add(
+        "--threads",
+        type=at_least(1),
+        default=1,
+        help="torch threads; 1 is quickest for such models",
+    )
     add("--checkpoints", type=Path, default=HERE / "checkpoints", help="folder of the pairs")
     add("--json", action="store_true", help="print the figures as one JSON object")
     add("--verbose", action="store_true", help="show what the processes log")

@@ -50,6 +50,11 @@ class EngineConfig:
     context_tokens: int = 2688  # most tokens of a sequence: the models have seen no longer one
 
 
+def pages_for(tokens: int, page_size: int) -> int:
+    """Device pages that a sequence of `tokens` tokens needs, with the last guesses behind it."""
+    return -(-(tokens + GUESSES) // page_size)
+
+
 class Engine:
     """Two models and their cache. It moves to `device` what it is given. One thread uses it."""
 
@@ -160,7 +165,7 @@ class Engine:
                 f"{len(prompt)} prompt tokens and {new_tokens} new ones are {total}, more than "
                 f"the models' context of {self.config.context_tokens} tokens; ask for less"
             )
-        pages = -(-(total + GUESSES) // self.page_size)
+        pages = pages_for(total, self.page_size)
         if pages > self.config.device_pages:
             raise RequestError(
                 f"{total} tokens need {pages} pages of {self.page_size} tokens, but the device "

@@ -16,7 +16,7 @@ from stages import Stages
 BAR_WIDTH = 40
 MOST_TOKENS_A_STEP = 8  # one known token and seven guesses
 MEANING = """\
-restored    a new process gets the target's and the draft's pages from the store: as good as computed
+restored    a new process gets the pages from the store in pairs: as good as computed
 draft lost  the draft's pages were deleted from the store: the same tokens, but fewer a step
 required    two draft pages were deleted: the hit ends before the first, the rest is computed"""
 

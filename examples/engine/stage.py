@@ -55,7 +55,7 @@ def serve(settings: StageSettings) -> dict[str, Any]:
     """Load the models, serve the prompt once, leave its pages in the store."""
     say("doing", text="loading torch and the models")
     import torch
-    from engine import Engine, EngineConfig, RequestError
+    from engine import Engine, EngineConfig, RequestError, pages_for
     from model import BOS, SEP, copy_prompt, load_pair
     from scheduler import Scheduler
 
@@ -73,7 +73,7 @@ def serve(settings: StageSettings) -> dict[str, Any]:
             f"the prompt has {len(prompt)} tokens; it needs more than two pages of {page_size} "
             "tokens, or there is nothing worth storing; give a longer text or a smaller page size"
         )
-    needed = -(-(len(prompt) + settings.new_tokens) // page_size) + 1
+    needed = pages_for(len(prompt) + settings.new_tokens, page_size)
     engine = Engine(
         target,
         head,

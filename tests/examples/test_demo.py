@@ -198,11 +198,12 @@ def test_a_missing_checkpoint_is_said(tmp_path):
     assert (code, err) == (1, f"demo: no checkpoint in {tmp_path}/mha; train.py makes one\n")
 
 
-@pytest.mark.parametrize("number", ["0", "-3", "many"])
+@pytest.mark.parametrize("number", ["0", "-3", "many", "1"])
 def test_numbers_are_checked(number):
+    """One new token comes from the prompt alone: nothing would be guessed."""
     code, _, err = run("--new-tokens", number)
     assert code == 2
-    assert "expected a whole number of at least 1" in err
+    assert "expected a whole number of at least 2" in err
 
 
 def children_of(pid: int) -> list[int]:
