@@ -30,17 +30,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return 0 if answer.good else FOUND_WRONG
     except KeyboardInterrupt:
+        if arguments.debug:
+            raise
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()
         return 0
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # SystemExit comes from a plugin's import; the command's own is raised by the parser.
+        if arguments.debug and isinstance(error, SystemExit):
+            raise RuntimeError("a plugin wanted to end the process") from error
         if arguments.debug:
             raise
         wrong_usage = isinstance(error, (ConfigError, InvalidKey))
         name = "" if isinstance(error, HiCacheStorageError) else f"{type(error).__name__}: "
-        text = " ".join(f"{name}{error}".split())
+        more = "" if isinstance(error, HiCacheStorageError) else " (--debug shows the traceback)"
+        text = " ".join(f"{name}{error}{more}".split())
         print(f"hicache-storage {arguments.command}: {text}", file=sys.stderr)
-        if not isinstance(error, HiCacheStorageError):
-            print("(--debug shows the traceback)", file=sys.stderr)
         return BAD_USAGE if wrong_usage else STORE_FAILED

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .. import __version__
 from ..config import environment_url
 from ..discovery import find_backends
-from ..errors import ConfigError
+from ..errors import ConfigError, HiCacheStorageError
 from ..opening import _backend_and_options
 from ..store import Store
 from ..testing.clause import Clause
@@ -36,50 +39,65 @@ def run_check(arguments: argparse.Namespace) -> Answer:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     clauses = _chosen(arguments.clause)
-    subject = Subject(url, private=arguments.destructive, empty=arguments.destructive)
-    with subject.open() as store:
+    destructive = arguments.destructive
+    store = Subject(url).open()
+    try:
         empty = _is_empty(store)
-        if not arguments.destructive and not empty:
+        if not destructive and not empty:
             _check_room(store)
-        scope, capabilities = store.scope, tuple(sorted(store.capabilities))
-    subject = Subject(url, private=arguments.destructive, empty=arguments.destructive or empty)
-
+    finally:
+        with suppress(HiCacheStorageError):
+            store.close()  # that it can be closed is a clause
     form = "json" if arguments.json else arguments.report
-    live = form == "text"
+    with _quiet():
+        outcomes = run_clauses(
+            Subject(url, private=destructive, empty=destructive or empty),
+            deviations=deviations,
+            clauses=clauses,
+            timeout_s=arguments.timeout_s,
+            progress=_show_live if form == "text" else _show_to_terminal,
+        )
+    report = _report(url, store, outcomes)
+    whole = {"text": report.as_text, "markdown": report.as_markdown, "json": report.as_json_text}
+    if arguments.output:
+        Path(arguments.output).write_text(whole[form]().strip("\n") + "\n")
+    text = report.as_text(clauses=False) if form == "text" else whole[form]()
+    return Answer(report.passed, report.as_json(), text.rstrip("\n"))
 
-    def show(outcome: Outcome) -> None:
-        if live:
-            print(text_line(outcome), flush=True)
-        elif sys.stderr.isatty():
-            print(text_line(outcome), file=sys.stderr, flush=True)
 
-    outcomes = run_clauses(
-        subject,
-        deviations=deviations,
-        clauses=clauses,
-        timeout_s=arguments.timeout_s,
-        progress=show,
-    )
+def _show_live(outcome: Outcome) -> None:
+    print(text_line(outcome), flush=True)
+
+
+def _show_to_terminal(outcome: Outcome) -> None:
+    if sys.stderr.isatty():
+        print(text_line(outcome), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps this package's log silent: it would tell of what the clauses provoke."""
+    logger = logging.getLogger("hicache_storage")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _report(url: str, store: Store, outcomes: list[Outcome]) -> Report:
     name, _ = _backend_and_options(url)
     found = find_backends()[name]
-    report = Report(
+    return Report(
         backend=name,
         distribution=f"{found.distribution} {found.version}",
         kit=__version__,
         store=shown_url(url),
-        scope=scope,
-        capabilities=capabilities,
+        scope=store.scope,
+        capabilities=tuple(sorted(store.capabilities)),
         outcomes=outcomes,
     )
-    whole = {
-        "text": report.as_text,
-        "markdown": report.as_markdown,
-        "json": report.as_json_text,
-    }[form]()
-    if arguments.output:
-        Path(arguments.output).write_text(whole.rstrip("\n") + "\n")
-    text = report.as_text(clauses=False) if live else whole.rstrip("\n")
-    return Answer(report.passed, report.as_json(), text)
 
 
 def _chosen(numbers: list[str]) -> tuple[Clause, ...]:
