@@ -110,8 +110,6 @@ class HiCache:
             prefetch_threshold_pages,
             half if prefetch_limit_pages is None else prefetch_limit_pages,
         )
-        if prefetch_threads < 1 or backup_threads < 1:
-            raise ConfigError("prefetch_threads and backup_threads must be at least 1")
         self._link = StorageLink(
             pairs,
             self._confirmed,
@@ -144,17 +142,17 @@ class HiCache:
         if link is None:
             return 0
         before = self._stats.abandoned_pages
-        ended = link.close(timeout_s)
+        link.close(timeout_s)
         self._poll()
         abandoned = self._stats.abandoned_pages - before
         abandoned += sum(len(op.nodes) for op in link.live if isinstance(op, BackupOperation))
-        if abandoned or not ended:
+        if abandoned or link.live:
             logger.warning(
-                "hicache: storage %r detached with %d pages not written and %d threads in calls "
+                "hicache: storage %r detached with %d pages not written and %d operations in calls "
                 "that have not returned",
                 link.edge.pairs.store.name,
                 abandoned,
-                link.threads,
+                len(link.live),
             )
         return abandoned
 

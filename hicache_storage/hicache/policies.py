@@ -23,8 +23,8 @@ class WriteRule:
     """Hits after which a page is worth writing; for write_through_selective."""
 
     def __post_init__(self) -> None:
-        _check_choice("write_policy", self.policy, WritePolicy)
-        _check_least("write_threshold", self.threshold, 1)
+        check_choice("write_policy", self.policy, WritePolicy)
+        check_least("write_threshold", self.threshold, 1)
 
     def writes(self, hits: int) -> bool:
         """Whether a page with that many hits is written now, on an insert or a hit."""
@@ -50,11 +50,11 @@ class PrefetchRule:
     """Most host pages that all prefetches together may hold."""
 
     def __post_init__(self) -> None:
-        _check_choice("prefetch_policy", self.policy, PrefetchPolicy)
-        _check_least("prefetch_timeout_base_s", self.timeout_base_s, 0)
-        _check_least("prefetch_timeout_per_page_s", self.timeout_per_page_s, 0)
-        _check_least("prefetch_threshold_pages", self.threshold_pages, 1)
-        _check_least("prefetch_limit_pages", self.limit_pages, 1)
+        check_choice("prefetch_policy", self.policy, PrefetchPolicy)
+        check_least("prefetch_timeout_base_s", self.timeout_base_s, 0)
+        check_least("prefetch_timeout_per_page_s", self.timeout_per_page_s, 0)
+        check_least("prefetch_threshold_pages", self.threshold_pages, 1)
+        check_least("prefetch_limit_pages", self.limit_pages, 1)
 
     def ready(self, *, pages: int, waited_s: float, finished: bool) -> bool:
         """Whether a request for `pages` pages may start after `waited_s` seconds."""
@@ -72,12 +72,14 @@ class PrefetchRule:
         return self.policy
 
 
-def _check_choice(name: str, value: object, choices: object) -> None:
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Raises ConfigError, naming the option, unless `value` is one of a Literal's."""
     known = get_args(choices)
     if value not in known:
         raise ConfigError(f"{name} must be one of {', '.join(known)}; got {value!r}")
 
 
-def _check_least(name: str, value: float, least: float) -> None:
+def check_least(name: str, value: float, least: float) -> None:
+    """Raises ConfigError, naming the option, unless `value` is a number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
         raise ConfigError(f"{name} must be a number of at least {least}, got {value!r}")

@@ -10,7 +10,7 @@ from ..edge import StorageEdge
 from ..errors import ConfigError
 from ..pairing import PairedStore
 from ..pools.paired import PairedPools
-from .policies import PrefetchRule
+from .policies import PrefetchRule, check_least
 from .storage_threads import Operation, StorageThreads
 
 logger = logging.getLogger("hicache_storage")
@@ -51,6 +51,9 @@ class StorageLink:
         backup_threads: int,
         backup_limit_pages: int,
     ) -> None:
+        check_least("prefetch_threads", prefetch_threads, 1)
+        check_least("backup_threads", backup_threads, 1)
+        check_least("backup_limit_pages", backup_limit_pages, 1)
         self.edge = StorageEdge(pairs)
         self.rule = rule
         self.backup_limit_pages = backup_limit_pages

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hicache_rig import SOON_S, Rig
+from hicache.rig import SOON_S, Gate, Rig
 
 
 @pytest.fixture
@@ -22,6 +22,8 @@ def rig() -> Iterator[Callable[..., Rig]]:
 
     yield make
     for one in made:
+        if isinstance(one.backend.on, Gate):
+            one.backend.on.open()
         one.backend.on = lambda hook, keys: None
         one.cache.close(SOON_S)
     for thread in set(threading.enumerate()) - before:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from hicache_storage import PairedStore, PageSpans, Store, hookimpl
+from hicache_storage import PageSpans, PairedStore, Store, hookimpl
 from hicache_storage.backends.memory import MemoryBackend, MemoryConfig
 from hicache_storage.hicache import HiCache, Lease
 from hicache_storage.pairing import Pairing
@@ -93,7 +95,7 @@ class ToldBackend(MemoryBackend):
         with self._lock:
             return next((i for i, key in enumerate(keys) if key not in self._pages), len(keys))
 
-    def keys(self) -> set[str]:
+    def stored(self) -> set[str]:
         """Page keys of all stored pages."""
         with self._lock:
             names = {name.partition("/")[2] for name in self._pages}
@@ -109,6 +111,25 @@ class ToldBackend(MemoryBackend):
     def asked(self, hook: str) -> list[str]:
         """Page keys of all calls of a hook, in order."""
         return [key for name, keys in self.calls if name == hook for key in keys]
+
+
+class Gate:
+    """Holds calls of one hook up until it is opened; `key` narrows it to calls for that page."""
+
+    def __init__(self, hook: str, key: str = "") -> None:
+        self.hook = hook
+        self.key = key
+        self.entered = threading.Event()
+        self._open = threading.Event()
+
+    def __call__(self, hook: str, keys: list[str]) -> None:
+        if hook == self.hook and (not self.key or self.key in keys):
+            self.entered.set()
+            assert self._open.wait(SOON_S)
+
+    def open(self) -> None:
+        """Lets all calls pass from now on."""
+        self._open.set()
 
 
 def geometry(layers: int) -> PageGeometry:
@@ -240,6 +261,13 @@ class Rig:
 
     def idle(self) -> None:
         assert self.cache.wait_idle(SOON_S)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Goes on as a scheduler does until the condition holds."""
+        end_s = time.monotonic() + SOON_S
+        while not condition():
+            assert time.monotonic() < end_s
+            self.cache.wait_idle(0.01)
 
     def settle(self) -> None:
         """After all leases and prefetches ended: nothing holds a page but the tree, and
