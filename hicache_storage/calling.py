@@ -90,6 +90,11 @@ class Caller:
             )
         return result
 
+    @property
+    def call_bytes(self) -> int | None:
+        """About how many bytes the backend wants in one call; None for whole batches."""
+        return getattr(self.backend, "call_bytes", None)
+
     def batch_set(
         self, keys: list[str], pages: list[PageSpans], prefix_keys: list[str] | None
     ) -> list[bool]:

@@ -89,15 +89,20 @@ def key_digest(page_key: str) -> bytes:
 
 def make_header(payload: Sequence[memoryview], namespace_digest: bytes, page_key: str) -> bytes:
     """The header of the page with this payload under this key."""
-    checksum = xxhash.xxh3_128()
-    for span in payload:
-        checksum.update(span)
+    if len(payload) == 1:
+        checksum = xxhash.xxh3_128_digest(payload[0])
+    else:
+        hasher = xxhash.xxh3_128()
+        add = hasher.update
+        for span in payload:
+            add(span)
+        checksum = hasher.digest()
     return _HEADER.pack(
         _MAGIC,
         _VERSION,
         0,
         spans_bytes(payload),
-        checksum.digest(),
+        checksum,
         namespace_digest,
         key_digest(page_key),
     )

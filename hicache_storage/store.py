@@ -101,11 +101,14 @@ class Store:
             return []
         self._record(namespace)
         digest = bytes.fromhex(namespace.digest)
-        framed = [
-            (memoryview(make_header(payload, digest, key)), *payload)
-            for key, payload in zip(keys, payloads, strict=True)
-        ]
-        stored = self._caller.batch_set(names, framed, _names(namespace, prefix_keys))
+        prefix = _names(namespace, prefix_keys)
+        stored: list[bool] = []
+        for part in self._parts(namespace, len(names)):
+            framed = [
+                (memoryview(make_header(payload, digest, key)), *payload)
+                for key, payload in zip(keys[part], payloads[part], strict=True)
+            ]
+            stored += self._caller.batch_set(names[part], framed, _extended(prefix, names, part))
         self._trust(names, stored)
         count = sum(stored)
         with self._lock:
@@ -134,16 +137,21 @@ class Store:
             (headers[HEADER_BYTES * i : HEADER_BYTES * (i + 1)], *payload)
             for i, payload in enumerate(payloads)
         ]
-        arrived = self._caller.batch_get(names, framed, _names(namespace, prefix_keys))
         digest = bytes.fromhex(namespace.digest)
-        hits = list(arrived)
-        for i, hit in enumerate(arrived):
-            if hit:
-                try:
-                    check_page(framed[i][0], payloads[i], digest, keys[i])
-                except CorruptPage as error:
-                    hits[i] = False
-                    self._put_aside(names[i], error, payloads[i], digest)
+        prefix = _names(namespace, prefix_keys)
+        hits: list[bool] = []
+        for part in self._parts(namespace, len(names)):
+            arrived = self._caller.batch_get(
+                names[part], framed[part], _extended(prefix, names, part)
+            )
+            hits += arrived
+            for i, hit in enumerate(arrived, part.start):
+                if hit:
+                    try:
+                        check_page(framed[i][0], payloads[i], digest, keys[i])
+                    except CorruptPage as error:
+                        hits[i] = False
+                        self._put_aside(names[i], error, payloads[i], digest)
         self._trust(names, hits)
         count = sum(hits)
         with self._lock:
@@ -243,6 +251,13 @@ class Store:
                 )
         return names, spans
 
+    def _parts(self, namespace: Namespace, count: int) -> Iterator[slice]:
+        """A batch as the backend wants it: whole, or a few pages a call."""
+        limit = self._caller.call_bytes
+        step = count if limit is None else max(limit // namespace.page_bytes, 1)
+        for start in range(0, count, step):
+            yield slice(start, min(start + step, count))
+
     def _put_aside(self, name: str, error: CorruptPage, payload: PageSpans, digest: bytes) -> None:
         """Counts and logs a bad page, and deletes it if a second read proves it bad again.
 
@@ -299,6 +314,11 @@ class Store:
         except (CorruptPage, ConfigError) as error:
             self.failures.note("namespace record", error)
             return None
+
+
+def _extended(prefix: list[str] | None, names: list[str], part: slice) -> list[str] | None:
+    """The prefix of a part of the batch: that of the batch and the keys before."""
+    return None if prefix is None else prefix + names[: part.start]
 
 
 def _names(namespace: Namespace, keys: Sequence[str] | None) -> list[str] | None:

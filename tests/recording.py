@@ -16,6 +16,7 @@ class RecordingBackend(MemoryBackend):
         """Page keys (or stored keys) that batch_set answers False for."""
         self.fail: dict[str, Exception] = {}
         """By hook: what to raise, for draft pages only if the name is "draft <hook>"."""
+        self.call_bytes: int | None = None
 
     def _note(self, hook: str, keys: list[str], prefix_keys: list[str] | None) -> None:
         keys = [key for key in keys if "/n:" not in key]

@@ -89,6 +89,32 @@ def test_an_empty_batch_does_no_io(
     assert backend.calls == []
 
 
+@pytest.mark.parametrize("call_bytes", [1, 512, 1100, 10_000])
+def test_a_backend_that_asks_for_small_calls_gets_a_batch_in_parts_and_the_answers_are_the_same(
+    store: Store,
+    backend: RecordingBackend,
+    target_namespace: Namespace,
+    hashes: Hashes,
+    call_bytes: int,
+) -> None:
+    backend.call_bytes = call_bytes
+    step = max(call_bytes // 512, 1)
+    keys, prefix, got = hashes(5), hashes(7)[5:], buffers(5)
+    backend.refuse = {keys[3]}
+    stored = [True, True, True, False, True]
+    assert store.batch_set(target_namespace, keys, pages(5), prefix) == stored
+    assert store.batch_get(target_namespace, keys, got, prefix) == stored
+    assert [page for page, hit in zip(got, stored, strict=True) if hit] == [
+        page for page, hit in zip(pages(5), stored, strict=True) if hit
+    ]
+    parts = [keys[start : start + step] for start in range(0, 5, step)]
+    assert backend.requests("batch_set") == backend.requests("batch_get") == parts
+    digest = target_namespace.digest
+    for (_, names, before), start in zip(backend.calls, [*range(0, 5, step)] * 2, strict=True):
+        assert before == [f"{digest}/{key}" for key in prefix + keys[:start]]
+        assert len(names) == len(keys[start : start + step])
+
+
 def test_a_miss_does_not_spoil_its_neighbours(
     store: Store, target_namespace: Namespace, hashes: Hashes
 ) -> None:
