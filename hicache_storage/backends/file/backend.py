@@ -20,6 +20,9 @@ from .session import Session
 from .walk import pages, shard_directories
 from .writing import Writing
 
+CALL_BYTES = 2 << 20
+"""What one call takes on: little enough for a processor's caches, enough to hide its own cost."""
+
 
 class FileBackend:
     """One file a page. Safe between threads, processes and after a fork.
@@ -34,6 +37,9 @@ class FileBackend:
 
     def __init__(self, config: FileConfig) -> None:
         self._config = config
+        # One thread serves a call page by page, and directories are synced once a call.
+        one_by_one = config.io_threads == 1 and config.durability == "none"
+        self.call_bytes = CALL_BYTES if one_by_one else None
         self._session: Session | None = None
         self._renewing = threading.Lock()
 
