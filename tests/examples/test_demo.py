@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from s3_servers import SECRET_KEY, Server, seaweedfs
+
+__all__ = ["seaweedfs"]
 
 ENGINE = Path(__file__).parents[2] / "examples" / "engine"
 STAGES = ("cold", "restored", "draft_lost", "required")
@@ -98,6 +101,32 @@ def test_a_person_sees_a_table_bars_and_progress(tmp_path):
     assert "draft lost: a new process, draft pages deleted ..." in err
     assert f"pages are left in {store}, tenant 'demo-" in err
     assert any(path.is_file() for path in (tmp_path / "kv").rglob("*"))
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+def test_it_runs_on_an_s3_server_and_shows_no_secret(seaweedfs: Server):  # noqa: F811
+    url = seaweedfs.store_url()
+    code, out, err = run("--store", url, "--prompt-tokens", "300", "--new-tokens", "50", "--json")
+    assert code == 0, err
+    figures = json.loads(out)
+    assert [figures[stage]["storage_tokens"] for stage in STAGES] == [0, 256, 256, 128]
+    assert figures["restored"]["accept_length"] == figures["cold"]["accept_length"]
+    assert figures["draft_lost"]["lost_drafts"] == 4
+    assert all(figures[stage]["output_equal"] for stage in STAGES)
+    assert "key" not in figures["settings"]["store"]
+    assert SECRET_KEY not in out + err
+
+
+@pytest.mark.slow
+def test_it_runs_on_lmdb(tmp_path):
+    pytest.importorskip("lmdb")
+    arguments = ("--store", f"lmdb://{tmp_path}/kv", "--prompt-tokens", "200", "--pair", "mla")
+    code, out, err = run(*arguments, "--new-tokens", "20", "--json")
+    assert code == 0, err
+    figures = json.loads(out)
+    assert [figures[stage]["storage_tokens"] for stage in STAGES] == [0, 192, 192, 64]
+    assert all(figures[stage]["output_equal"] for stage in STAGES)
 
 
 @pytest.mark.slow
