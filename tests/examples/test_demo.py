@@ -105,7 +105,7 @@ def test_a_person_sees_a_table_bars_and_progress(tmp_path):
 
 @pytest.mark.servers
 @pytest.mark.slow
-def test_it_runs_on_an_s3_server_and_shows_no_secret(seaweedfs: Server):  # noqa: F811
+def test_it_runs_on_an_s3_server_and_shows_no_secret(seaweedfs: Server):
     url = seaweedfs.store_url()
     code, out, err = run("--store", url, "--prompt-tokens", "300", "--new-tokens", "50", "--json")
     assert code == 0, err
