@@ -208,9 +208,14 @@ class HiCache:
         gives them to `insert` or `free`.
         """
         self._poll()
-        pages = self._levels.take_device(num_pages)
-        self._submit([])
-        if self._ranks.least(int(len(pages) == num_pages)) == 1:
+        pages: list[int] = []
+        try:
+            pages = self._levels.take_device(num_pages)
+            self._submit([])
+        finally:
+            # Also after an error, as the other ranks wait in it.
+            agreed = self._ranks.least(int(len(pages) == num_pages)) == 1
+        if agreed:
             return as_indices(pages)
         self._levels.free_device(pages)
         return None
