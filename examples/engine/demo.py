@@ -46,7 +46,7 @@ if MISSING:
 from processes import StageFailed  # noqa: E402
 from progress import Progress  # noqa: E402
 from report import as_json, for_people, shown_url  # noqa: E402
-from stage import StageSettings  # noqa: E402
+from settings import StageSettings  # noqa: E402
 from stages import DemoError, Stages  # noqa: E402
 
 from hicache_storage import HiCacheStorageError  # noqa: E402
@@ -145,7 +145,8 @@ def stopped(_signal: int, _frame: object) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: all ran and every output was equal; 1: it could not run, or one differed."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, stopped)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stopped)
     progress = Progress()
     try:
         with ExitStack() as cleanup:
@@ -155,10 +156,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 store = f"file://{folder}"
             stages = Stages(settings_from(options, store), progress, verbose=options.verbose)
             stages.run()
-        print(
-            json.dumps(as_json(stages), indent=2) if options.json else for_people(stages),
-            flush=True,
-        )
+        if options.json:
+            print(json.dumps(as_json(stages), indent=2), flush=True)
+        else:
+            progress.note("")
+            print(for_people(stages), flush=True)
         if options.store is not None:
             progress.note(
                 f"pages are left in {shown_url(store)}, tenant {stages.settings.tenant!r}"

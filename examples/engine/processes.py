@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from progress import Progress
-from stage import StageSettings
+from settings import StageSettings
 
 LIMIT_S = 600.0
 TICK_S = 0.1
@@ -35,7 +35,9 @@ def run_stage(settings: StageSettings, progress: Progress, *, verbose: bool) -> 
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if verbose else log,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends that one
         )
+        progress.detail("loading torch and the models")
         try:
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it has ended already; its log says why

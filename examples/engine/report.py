@@ -104,7 +104,6 @@ def for_people(stages: Stages) -> str:
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     return "\n".join(
         (
-            "",
             f"{settings.pair} target with its draft head, {cold['prompt_tokens']:,} prompt tokens "
             f'in pages of {settings.page_size}, continued by "{snippet}..."',
             "",

@@ -17,7 +17,7 @@ OnTokens = Callable[["Request", list[int]], None]
 class Measures:
     """What a request's way through the engine was like. Times are `time.perf_counter` seconds."""
 
-    submitted_s: float = field(default_factory=time.perf_counter)
+    submitted_s: float = 0.0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     steps: int = 0  # verify steps

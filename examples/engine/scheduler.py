@@ -34,6 +34,7 @@ class Scheduler:
 
     def submit(self, request: Request) -> Request:
         """Queue a request and start its prefetch."""
+        request.measures.submitted_s = time.perf_counter()
         self.waiting.append(request)
         self.engine.cache.prefetch(request.id, request.hashes)
         return request

@@ -9,33 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from engine import Engine, EngineConfig, RequestError, pages_for
+from model import BOS, SEP, copy_prompt, load_pair
+from request import Request
+from scheduler import Scheduler
+from settings import StageSettings
+from tokenizers import Tokenizer
+
+from hicache_storage import HiCacheStorageError, open_store
+
 IDLE_LIMIT_S = 120.0
-
-
-@dataclass(frozen=True)
-class StageSettings:
-    """What a stage is to do."""
-
-    store: str  # URL
-    prompt: str  # a text file
-    checkpoint: str  # folder of the pair
-    pair: str
-    layout: str
-    tenant: str
-    pairing: str
-    prompt_tokens: int
-    new_tokens: int
-    page_size: int
-    device: str
-    threads: int
-    fresh: bool = False  # refuse if the store has the prompt's first page already
 
 
 def say(event: str, **fields: Any) -> None:
@@ -51,16 +39,8 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def serve(settings: StageSettings) -> dict[str, Any]:
-    """Load the models, serve the prompt once, leave its pages in the store."""
-    say("doing", text="loading torch and the models")
-    import torch
-    from engine import Engine, EngineConfig, RequestError, pages_for
-    from model import BOS, SEP, copy_prompt, load_pair
-    from scheduler import Scheduler
-
-    from hicache_storage import open_store
-
+def make_engine(settings: StageSettings) -> tuple[Engine, Tokenizer, list[int]]:
+    """The engine with the pair loaded, its tokenizer, and the prompt's tokens."""
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise RequestError(f"no CUDA device is here for --device {settings.device}; try cpu")
     torch.set_num_threads(settings.threads)
@@ -73,28 +53,35 @@ def serve(settings: StageSettings) -> dict[str, Any]:
             f"the prompt has {len(prompt)} tokens; it needs more than two pages of {page_size} "
             "tokens, or there is nothing worth storing; give a longer text or a smaller page size"
         )
-    needed = pages_for(len(prompt) + settings.new_tokens, page_size)
+    pages = pages_for(len(prompt) + settings.new_tokens, page_size)
+    config = EngineConfig(
+        page_size=page_size,
+        device_pages=pages,
+        host_pages=2 * pages,
+        layout=settings.layout,  # type: ignore[arg-type]
+    )
     engine = Engine(
         target,
         head,
         name=settings.pair,
         revision=weights_digest(Path(settings.checkpoint)),
-        config=EngineConfig(
-            page_size=page_size,
-            device_pages=needed,
-            host_pages=2 * needed,
-            layout=settings.layout,  # type: ignore[arg-type]
-        ),
+        config=config,
         device=settings.device,
     )
+    return engine, tokenizer, prompt
+
+
+def serve(settings: StageSettings) -> dict[str, Any]:
+    """Load the models, serve the prompt once, leave its pages in the store."""
+    engine, tokenizer, prompt = make_engine(settings)
+    stop = frozenset((BOS, SEP))
+    request = engine.request("demo", prompt, settings.new_tokens, stop=stop)
     with open_store(settings.store) as store:
         pairs = engine.attach_storage(
             store,
             pairing=settings.pairing,  # type: ignore[arg-type]
             tenant=settings.tenant,
         )
-        stop = frozenset((BOS, SEP))
-        request = engine.request("demo", prompt, settings.new_tokens, stop=stop)
         if settings.fresh and pairs.exists(request.hashes[:1]).target:
             raise RequestError(
                 f"the store has this prompt's pages already (tenant {settings.tenant!r}), so this "
@@ -106,53 +93,51 @@ def serve(settings: StageSettings) -> dict[str, Any]:
         scheduler.submit(request)
         scheduler.run()
         say("doing", text="writing pages")
-        idle = engine.cache.wait_idle(IDLE_LIMIT_S)
+        if not engine.cache.wait_idle(IDLE_LIMIT_S):
+            raise RequestError(f"pages were still being written after {IDLE_LIMIT_S:.0f} s")
         stats = engine.cache.stats()
         engine.close()
         if "flush" in store.capabilities:
             store.flush()
-    if not idle:
-        raise RequestError(f"pages were still being written after {IDLE_LIMIT_S:.0f} s")
-
-    measures, output = request.measures, request.output
-    decode_s = measures.last_token_s - measures.first_token_s
     return {
-        "accept_length": measures.accept_length,
-        "steps": measures.steps,
-        "prompt_tokens": len(prompt),
-        "new_tokens": len(output),
-        "storage_tokens": measures.storage_tokens,
-        "draft_hits": measures.draft_hits,
-        "lost_drafts": measures.lost_drafts,
-        "time_to_first_token_s": measures.time_to_first_token_s,
-        "tokens_per_s": (len(output) - 1) / decode_s if decode_s > 0 else 0.0,
+        **figures(request),
         "written_pages": stats.written_pages,
         "written_drafts": stats.written_drafts,
         "storage_errors": stats.storage_errors,
-        "output": output,
-        "text": tokenizer.decode(output),
-        "prompt_pages": len(request.hashes),
+        "output": request.output,
+        "text": tokenizer.decode(request.output),
         "hashes": engine.hashes(request.known),
         "namespaces": [pairs.target.canonical, pairs.draft.canonical if pairs.draft else None],
         "torch": torch.__version__,
     }
 
 
+def figures(request: Request) -> dict[str, Any]:
+    """What the request measured."""
+    measures, new_tokens = request.measures, len(request.output)
+    decode_s = measures.last_token_s - measures.first_token_s
+    return {
+        "accept_length": measures.accept_length,
+        "steps": measures.steps,
+        "prompt_tokens": len(request.prompt),
+        "prompt_pages": len(request.hashes),
+        "new_tokens": new_tokens,
+        "storage_tokens": measures.storage_tokens,
+        "draft_hits": measures.draft_hits,
+        "lost_drafts": measures.lost_drafts,
+        "time_to_first_token_s": measures.time_to_first_token_s,
+        "tokens_per_s": (new_tokens - 1) / decode_s if decode_s > 0 else 0.0,
+    }
+
+
 def main() -> int:
     """Run the stage; 0 if it ended with a result."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process ends this one
-    settings = StageSettings(**json.load(sys.stdin))
-    started = time.perf_counter()
     try:
-        result = serve(settings)
-    except Exception as error:
-        from hicache_storage import HiCacheStorageError
-
-        if not isinstance(error, (HiCacheStorageError, OSError)):
-            raise  # a fault of the program: the log shows where
+        result = serve(StageSettings(**json.load(sys.stdin)))
+    except (HiCacheStorageError, OSError) as error:
         say("error", message=str(error))
         return 1
-    say("result", **result, process_s=time.perf_counter() - started)
+    say("result", **result)
     return 0
 
 

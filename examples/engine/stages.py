@@ -8,7 +8,7 @@ from typing import Any
 
 from processes import run_stage
 from progress import Progress
-from stage import StageSettings
+from settings import StageSettings
 
 from hicache_storage import Namespace, open_store
 from hicache_storage.keys import draft_key

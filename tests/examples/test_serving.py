@@ -380,6 +380,19 @@ def test_tokens_are_handed_on_as_they_come():
     assert len(parts) == request.measures.steps + 1
 
 
+def test_time_counts_from_submission_and_not_from_the_making_of_a_request():
+    engine = make_engine()
+    request = engine.request("one", prompt_of(9), 3)
+    time.sleep(0.2)
+    before = time.perf_counter()
+    scheduler = Scheduler(engine)
+    scheduler.submit(request)
+    finish(scheduler)
+    assert before <= request.measures.submitted_s <= request.measures.first_token_s
+    assert request.measures.first_token_s <= request.measures.last_token_s <= time.perf_counter()
+    engine.close()
+
+
 def test_a_stop_token_ends_the_output_before_it():
     engine = make_engine()
     prompts = [prompt_of(9, seed) for seed in range(8)]
