@@ -22,7 +22,7 @@ from .records import Changes, Inconsistent, Record, read_page, read_totals
 from .sharing import acquire, release
 from .writing import Writer
 
-READ_S = 0.05
+READ_S = 0.02
 """How long one read transaction goes on before the rest of a batch gets another one."""
 SCAN_PAGES = 512
 DROP_PAGES = 256
@@ -56,8 +56,10 @@ class LmdbBackend:
             self.failures.note("set", "the store is read_only")
             return [False] * len(keys)
         with self._translated("batch_set"):
-            writer = Writer(self.environment, self.config, self._recency, self.failures)
-            return writer.store([key.encode() for key in keys], pages)
+            names = [key.encode() for key in keys]
+            return Writer(
+                self.environment, self.config, self._recency, self.failures, names, pages
+            ).store()
 
     @hookimpl
     def batch_get(self, keys: list[str], buffers: list[PageSpans]) -> list[bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +19,11 @@ from .judging import note_closed
 from .opening import open_environment
 from .records import Scratch, Trees
 
+READER_CHECK_S = 10.0
+"""How often a writer looks for readers that were killed: LMDB reuses no page that was freed after
+such a one began."""
 _ATTEMPTS = 16
-_FORK_WAIT_S = 10.0
+FORK_WAIT_S = 10.0
 _STEP_BYTES = 64 << 30
 
 
@@ -41,6 +45,7 @@ class Environment:
         self._handle: Any = None
         self._trees: Trees | None = None
         self._pid = os.getpid()
+        self._readers_checked_s = time.monotonic()
         self._open()
 
     # -- transactions ------------------------------------------------------------------------
@@ -67,7 +72,10 @@ class Environment:
                 try:
                     yield txn, self._known_trees()
                 except BaseException:
-                    txn.abort()
+                    # The client lets a writer give up only at a moment at which no other thread
+                    # is in a call of its own, which may never come while several are reading.
+                    with self._gate.sole():
+                        txn.abort()
                     raise
                 txn.commit()
             finally:
@@ -82,6 +90,8 @@ class Environment:
             self._gate.enter()
             try:
                 if self._handle is not None:
+                    if write:
+                        self._check_readers()
                     return self._handle.begin(write=write, buffers=not write)
                 repair = self._reopen
             except lmdb.MapResizedError:
@@ -90,9 +100,10 @@ class Environment:
                 # A failed write of the meta page; LMDB wants the environment opened anew.
                 repair = self._reopen
             except lmdb.ReadersFullError as error:
-                most, repair = self._handle.max_readers(), self._handle.reader_check
+                most = self._handle.max_readers()
+                self._handle.reader_check()
+                self._gate.leave()
                 if checked:
-                    self._gate.leave()
                     raise BackendUnavailable(
                         f"more than {most} reads are under way in all processes; raise max_readers "
                         "(the first process that opens the store decides)",
@@ -100,6 +111,7 @@ class Environment:
                         operation="begin",
                     ) from error
                 checked = True
+                continue
             except BaseException:
                 self._gate.leave()
                 raise
@@ -111,6 +123,11 @@ class Environment:
             backend="lmdb",
             operation="begin",
         )
+
+    def _check_readers(self) -> None:
+        if time.monotonic() - self._readers_checked_s >= READER_CHECK_S:
+            self._readers_checked_s = time.monotonic()
+            self._handle.reader_check()
 
     # -- the map -----------------------------------------------------------------------------
 
@@ -126,6 +143,8 @@ class Environment:
         with self._gate.alone():
             if self._handle is None or self._map_bytes > seen_bytes:
                 return True
+            if self._handle.reader_check():
+                return True  # what they kept from being reused may be room enough
             present = self._map_bytes
             most = min(self.config.max_size, MOST_MAP_BYTES)
             wanted = max(present + min(present, _STEP_BYTES), present + more_bytes)
@@ -214,7 +233,7 @@ class Environment:
 
     def before_fork(self) -> bool:
         """Waits until no transaction is under way, so that the child inherits none."""
-        return self._gate.shut(_FORK_WAIT_S)
+        return self._gate.shut(FORK_WAIT_S)
 
     def after_fork_in_parent(self) -> None:
         self._gate.open()

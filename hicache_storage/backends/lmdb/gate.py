@@ -35,7 +35,7 @@ class Gate:
     def leave(self) -> None:
         with self._changed:
             self._inside -= 1
-            if not self._inside:
+            if self._inside <= 1:
                 self._changed.notify_all()
 
     def shut(self, timeout_s: float | None = None) -> bool:
@@ -66,6 +66,25 @@ class Gate:
             yield
         finally:
             self.open()
+
+    @contextmanager
+    def sole(self) -> Iterator[None]:
+        """For someone inside: waits until all others have left, and keeps new ones out. At most
+        one at a time."""
+        with self._changed:
+            # If somebody waits to be alone, nobody new comes in anyway.
+            shut_here, self._shut = not self._shut, True
+            try:
+                self._wait_while(lambda: self._inside > 1, None)
+            except BaseException:
+                if shut_here:
+                    self._reopen()
+                raise
+        try:
+            yield
+        finally:
+            if shut_here:
+                self.open()
 
     def _reopen(self) -> None:
         self._shut = False

@@ -181,20 +181,21 @@ class Changes:
         self._txn.put(_ORDER.pack(used_ms, record.number), key, db=self._trees.recency)
 
     def evict(self, excess_bytes: int, kept: Container[bytes]) -> int:
-        """Removes the least recently used pages until `excess_bytes` are freed, or the next one is
-        among `kept`; the bytes that were freed."""
-        freed = 0
+        """Removes the least recently used pages, those in `kept` apart, until `excess_bytes` are
+        freed or there is none left; the bytes that were freed."""
+        before = self.totals.stored_bytes
         with self._txn.cursor(db=self._trees.recency) as cursor:
-            while freed < excess_bytes and cursor.first():
+            more = cursor.first()
+            while more and before - self.totals.stored_bytes < excess_bytes:
                 order, key = cursor.item()
                 if key in kept:
-                    break
-                before = self.totals.stored_bytes
+                    more = cursor.next()
+                    continue
                 self.drop(key)
                 # Gone with the page; if it never was that page's, it would come up for ever.
                 self._txn.delete(order, db=self._trees.recency)
-                freed += before - self.totals.stored_bytes
-        return freed
+                more = cursor.set_range(order)
+        return before - self.totals.stored_bytes
 
     def finish(self, *, even_unchanged: bool = False) -> None:
         """Writes the totals, if pages came or went; the last change of the transaction."""

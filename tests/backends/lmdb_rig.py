@@ -1,0 +1,143 @@
+"""What the tests of lmdb:// share: keys, pages, children, and a look at the raw environment."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from hicache_storage.backends.lmdb import LmdbBackend, LmdbConfig
+from hicache_storage.backends.lmdb.datafile import Extent, walk
+from hicache_storage.backends.lmdb.records import Record, read_totals
+
+TESTS = Path(__file__).parents[1]
+DIGEST = "0123456789abcdef" * 2
+HEADER_BYTES = 64
+WAIT_S = 60.0
+
+
+def key(number: int, tag: str = "") -> str:
+    """A stored key, as Store makes them."""
+    name = hashlib.sha256(str(number).encode()).hexdigest()
+    return f"{DIGEST}/{tag}:{name}" if tag else f"{DIGEST}/{name}"
+
+
+def page(number: int, size: int, parts: int = 1) -> tuple[memoryview, ...]:
+    """Header and payload, told by the number; the payload in `parts` spans."""
+    seed = hashlib.sha256(f"{number} {size}".encode()).digest()
+    payload = memoryview((seed * (size // 32 + 1))[:size])
+    step = -(-size // parts)
+    spans = [payload[start : start + step] for start in range(0, size, step)]
+    return (memoryview(hashlib.sha512(f"{number} {size}".encode()).digest()), *spans)
+
+
+def pages(numbers: Any, size: int) -> list[tuple[memoryview, ...]]:
+    return [page(number, size) for number in numbers]
+
+
+def opened(path: Any, **options: Any) -> LmdbBackend:
+    """An open backend; options as of LmdbConfig."""
+    backend = LmdbBackend(LmdbConfig(str(path), **options))
+    backend.open()
+    return backend
+
+
+def store(backend: LmdbBackend, numbers: Any, size: int = 4096) -> list[bool]:
+    numbers = list(numbers)
+    return backend.batch_set([key(number) for number in numbers], pages(numbers, size))
+
+
+def found(backend: LmdbBackend, numbers: Any, size: int = 4096) -> list[bool]:
+    """Which pages are there; each that is must be the right one, whole."""
+    numbers = list(numbers)
+    buffers = [(memoryview(bytearray(64)), memoryview(bytearray(size))) for _ in numbers]
+    hits = backend.batch_get([key(number) for number in numbers], list(buffers))
+    for number, hit, buffer in zip(numbers, hits, buffers, strict=True):
+        if hit:
+            assert tuple(buffer) == page(number, size), f"page {number} came back changed"
+    return hits
+
+
+def check_consistency(backend: LmdbBackend) -> int:
+    """That the trees agree with each other and the file is sound; how many pages there are."""
+    environment = backend.environment
+    with environment.reading() as (txn, trees):
+        records = {
+            bytes(name): Record.parse(bytes(raw)) for name, raw in txn.cursor(db=trees.pages)
+        }
+        bodies = {bytes(number): len(body) for number, body in txn.cursor(db=trees.bodies)}
+        order = {bytes(place): bytes(name) for place, name in txn.cursor(db=trees.recency)}
+        totals = read_totals(txn, trees)
+        with open(f"{environment.path}/data.mdb", "rb") as file:
+            walk(file.fileno())
+    assert order == {record.order_key: name for name, record in records.items()}
+    assert bodies == {r.number_key: r.body_bytes for r in records.values() if r.body_bytes}
+    assert totals.stored_bytes == sum(record.page_bytes for record in records.values())
+    assert totals.next_number > max([record.number for record in records.values()], default=0)
+    return len(records)
+
+
+def extent(path: Any) -> Extent:
+    """A walk over the data file of an environment that nobody has open."""
+    with open(f"{path}/data.mdb", "rb") as file:
+        return walk(file.fileno())
+
+
+def file_bytes(path: Any) -> int:
+    return os.stat(f"{path}/data.mdb").st_size
+
+
+class Child:
+    """A Python process that runs `source`, with this module's names imported."""
+
+    def __init__(self, source: str, *arguments: object, prefix: tuple[str, ...] = ()) -> None:
+        head = "import os, sys, time\nfrom backends.lmdb_rig import *\n"
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-c", head + textwrap.dedent(source), *map(str, arguments)],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(p for p in [*sys.path, str(TESTS)] if p),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def line(self) -> str:
+        """The next line that it prints; the whole rest if there is none."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the child ended with {self.process.wait(WAIT_S)}")
+        return line.rstrip("\n")
+
+    def tell(self, text: str = "go") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> str:
+        """Waits for its end, which must be a good one; what it printed."""
+        output, _ = self.process.communicate(timeout=WAIT_S)
+        assert self.process.returncode == 0, f"exit status {self.process.returncode}: {output}"
+        return output
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate(timeout=WAIT_S)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
