@@ -137,9 +137,15 @@ class S3Backend:
         self._here.close()
 
     def _connect(self) -> Live:
-        from .control import Control
-        from .session import open_session
-
+        try:
+            from .control import Control
+            from .session import open_session
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("boto3", "botocore"):
+                raise
+            raise ConfigError(
+                "backend 's3' needs boto3: pip install 'hicache-storage[s3]'"
+            ) from error
         session = open_session(self.config)
         plane = Plane(self.config, session, self.counts, self.failures)
         return Live(plane, Control(session.client, self.config.bucket, self.failures))

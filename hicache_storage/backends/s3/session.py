@@ -24,6 +24,9 @@ from .endpoint import Endpoint, endpoint_of
 
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws", ".amazonaws.eu")
 _PROBE = "object"
+_NOBODY = {"aws_access_key_id": "nobody", "aws_secret_access_key": "nothing"}
+"""Keys for clients that are only asked where they would send a request: the SDK's debug log
+shows what it signs."""
 
 
 @dataclass
@@ -72,8 +75,7 @@ def _open_session(config: S3Config) -> Session:
         aws_session_token=config.session_token,
         region_name=config.region,
     )
-    client = _client(session, config, "auto" if config.addressing == "auto" else config.addressing)
-    on_aws = _is_aws(client.meta.endpoint_url)
+    on_aws = _is_aws(_client(session, config, config.addressing, **_NOBODY).meta.endpoint_url)
     if config.checksums == "auto" and on_aws:
         _default_checksums(core, "when_supported")
     addressing = config.addressing
@@ -83,33 +85,38 @@ def _open_session(config: S3Config) -> Session:
         addressing = "virtual" if own_host else "path"
         if on_aws and ":" in config.bucket:
             addressing = "virtual"
+    endpoint = _endpoint(_client(session, config, addressing, **_NOBODY), config.bucket)
     client = _client(session, config, addressing)
     source = None if config.anonymous else core.get_credentials()
     if source is None and not config.anonymous:
         raise NoCredentialsError
-    credentials = Credentials(source)
-    url, _, query = client.generate_presigned_url(
-        "get_object", Params={"Bucket": config.bucket, "Key": _PROBE}
-    ).partition("?")
-    scope = parse_qs(query).get("X-Amz-Credential", [""])[0].split("/")
-    region = scope[2] if len(scope) == 5 else client.meta.region_name
     checksums = client.meta.config.request_checksum_calculation
     return Session(
         client,
-        endpoint_of(url, _PROBE, region),
-        credentials,
+        endpoint,
+        Credentials(source),
         checksums == "when_supported",
         config.ca_file or core.get_config_variable("ca_bundle"),
     )
 
 
-def _client(session: Any, config: S3Config, addressing: str) -> Any:
+def _endpoint(client: Any, bucket: str) -> Endpoint:
+    """Where the SDK would ask for an object, and for which region it would sign."""
+    url, _, query = client.generate_presigned_url(
+        "get_object", Params={"Bucket": bucket, "Key": _PROBE}
+    ).partition("?")
+    scope = parse_qs(query).get("X-Amz-Credential", [""])[0].split("/")
+    return endpoint_of(url, _PROBE, scope[2] if len(scope) == 5 else client.meta.region_name)
+
+
+def _client(session: Any, config: S3Config, addressing: str, **keys: str) -> Any:
     checksums = None if config.checksums == "auto" else config.checksums
     return session.client(
         "s3",
         endpoint_url=config.endpoint,
         region_name=config.region or session.region_name or "us-east-1",
         verify=(config.ca_file or None) if config.verify_tls else False,
+        **keys,
         config=botocore.config.Config(
             signature_version=botocore.UNSIGNED if config.anonymous else "s3v4",
             connect_timeout=config.connect_timeout_s,

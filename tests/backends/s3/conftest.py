@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from backends.s3.misbehaving_server import MisbehavingServer
 from backends.s3.rig import Opened, url_of
+from s3_servers import moto, seaweedfs
 
 from hicache_storage import open_store
+
+__all__ = ["moto", "seaweedfs"]
 
 
 @pytest.fixture

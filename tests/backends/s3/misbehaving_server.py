@@ -79,6 +79,8 @@ class MisbehavingServer:
     ) -> None:
         self.behave = behave or (lambda seen: None)
         self.delay_s = delay_s
+        self.never_continues = False
+        """Reads the body without asking for it."""
         self.objects: dict[str, bytes] = {}
         self.seen: list[Seen] = []
         self.connects = 0
@@ -195,11 +197,21 @@ class MisbehavingServer:
         if misbehave is not None and getattr(misbehave, "before_body", False):
             misbehave(talk, seen)
             return True
-        if headers.get("expect") == "100-continue":
+        if headers.get("expect") == "100-continue" and self._refuses(talk, seen, misbehave):
+            return True
+        if headers.get("expect") == "100-continue" and not self.never_continues:
             talk.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         seen.body = self._body(talk, headers)
         self._answer(talk, seen, misbehave)
         return headers.get("connection") != "close"
+
+    def _refuses(self, talk: Talk, seen: Seen, misbehave: Misbehaviour | None) -> bool:
+        """Answers 412 before the body is sent, as a server may that was asked to wait."""
+        there = seen.path.split("/", 2)[2] in self.objects
+        if misbehave is not None or not there or "if-none-match" not in seen.headers:
+            return False
+        error(412, "PreconditionFailed")(talk, seen)
+        return True
 
     def _body(self, talk: Talk, headers: dict[str, str]) -> bytes:
         return talk.stream.read(int(headers.get("content-length", 0)))
@@ -226,7 +238,9 @@ class MisbehavingServer:
     # the usual answers
 
     def usual(self, talk: Talk, seen: Seen) -> None:
-        _, bucket, name = [*seen.path.split("/", 2), "", ""][:3]
+        hosted = seen.headers.get("host", "").startswith(f"{BUCKET}.")
+        path = f"/{BUCKET}{seen.path}" if hosted else seen.path
+        _, bucket, name = [*path.split("/", 2), "", ""][:3]
         if bucket != BUCKET:
             error(404, "NoSuchBucket")(talk, seen)
         elif seen.verb == "GET" and "list-type" in seen.query:
