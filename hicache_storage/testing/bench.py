@@ -71,6 +71,12 @@ class Bench:
         self._stores.append(store)
         return store
 
+    def close_all(self) -> None:
+        """Closes what is open; an error of closing is left to the clauses on it."""
+        for store in self._stores:
+            with suppress(HiCacheStorageError):
+                store.close()
+
     def raw(self, store: Store | None = None) -> Caller:
         """The backend's own hooks, without the header check."""
         return (store or self.store)._caller
@@ -169,9 +175,7 @@ class Bench:
             if self._namespaces:
                 left = self._remove()
         finally:
-            for store in self._stores:
-                with suppress(HiCacheStorageError):
-                    store.close()
+            self.close_all()
         return left
 
     def _remove(self) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .clause import NEEDS
+from .clauses import CLAUSES, SECTIONS
 from .running import Outcome
 
 _MARKS = {
@@ -131,3 +133,18 @@ def text_line(outcome: Outcome) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def clauses_markdown() -> str:
+    """The list of clauses as the docs give it."""
+    lines = ["## The clauses", ""]
+    section = None
+    for clause in CLAUSES:
+        if clause.order[0] != section:
+            section = clause.order[0]
+            lines += [f"### {section}. {SECTIONS[section]}", ""]
+        lines += [f"**{clause.number} {clause.title}.** {' '.join(clause.prose.split())}"]
+        if clause.needs:
+            lines[-1] += f" *Needs {', '.join(NEEDS[need] for need in clause.needs)}.*"
+        lines += [""]
+    return "\n".join(lines).rstrip() + "\n"

@@ -3,6 +3,7 @@
 `open_broken({"fault": name, "inner": where}, ...)` opens one; other processes find it by name.
 """
 
+import fcntl
 import os
 import sqlite3
 import threading
@@ -726,6 +727,35 @@ class LeaksAThread(Around):
     def open(self):
         self.stop = threading.Event()
         threading.Thread(target=self.stop.wait, args=(20,), name="left", daemon=True).start()
+
+
+# -- backends that keep the contract ---------------------------------------------------------------
+
+
+@breaks()
+class OneProcessAtATime(Folder):
+    """As a store that locks its files: a second opening is refused."""
+
+    scope = "exclusive"
+
+    def write(self, key, page):
+        temporary = self.path(f"{key}.{threading.get_ident()}.tmp")
+        temporary.write_bytes(page)
+        temporary.replace(self.path(key))
+
+    @hookimpl
+    def open(self):
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self.lock)
+            raise BackendUnavailable("locked", backend="broken", operation="open") from error
+
+    @hookimpl
+    def close(self):
+        os.close(self.lock)
 
 
 # -- the kit itself ------------------------------------------------------------------------------

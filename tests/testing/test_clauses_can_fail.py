@@ -41,6 +41,26 @@ def test_a_clause_holds_for_the_reference(clause, tmp_path):
     assert not reason or clause.number in ("2.7", "7.3", "7.4", "8.6", "9.1", "10.1")
 
 
+@pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.number)
+def test_a_clause_holds_for_a_store_that_one_process_at_a_time_may_open(clause, tmp_path):
+    subject = subject_of("OneProcessAtATime", tmp_path)
+    if not unmet(clause, probe(subject)):
+        run_clause(clause, subject, timeout_s=60)
+    else:
+        assert clause.number in [
+            "4.5",
+            "7.3",
+            "7.4",
+            "8.1",
+            "8.2",
+            "8.3",
+            "8.4",
+            "8.5",
+            "8.6",
+            "10.1",
+        ]
+
+
 # -- rules that Store and PairedStore keep, not the backend ------------------------------------
 
 

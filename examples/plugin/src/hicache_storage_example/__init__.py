@@ -41,7 +41,10 @@ class SqliteBackend:
         with self._transaction("batch_get") as database:
             select = "SELECT page FROM pages WHERE key = ?"
             rows = [database.execute(select, (key,)).fetchone() for key in keys]
-        return [row is not None and _fill(spans, row[0]) for row, spans in zip(rows, buffers)]
+        return [
+            row is not None and _fill(spans, row[0])
+            for row, spans in zip(rows, buffers, strict=True)
+        ]
 
     @hookimpl
     def exists(self, keys: list[str]) -> int:
@@ -76,9 +79,7 @@ class SqliteBackend:
             with database:
                 yield database
         except sqlite3.OperationalError as error:
-            raise BackendUnavailable(
-                str(error), backend="sqlite", operation=operation
-            ) from error
+            raise BackendUnavailable(str(error), backend="sqlite", operation=operation) from error
         finally:
             database.close()
 
