@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 
 from ...errors import BackendError
 from ...hookspecs import StoredPage, Usage, hookimpl
 from ...page import PageSpans
 from .config import FileConfig
 from .durability import sync_file_system
-from .faults import kind_of
-from .names import NAMESPACE_NAME, page_place
+from .faults import translated
+from .names import NAMESPACE_NAME
 from .reading import Reading
+from .removing import Removing
 from .root import require
 from .session import Session
-from .walk import pages, shard_directories
+from .walk import pages
 from .writing import Writing
 
 CALL_BYTES = 2 << 20
@@ -74,7 +74,7 @@ class FileBackend:
     @hookimpl
     def delete(self, keys: list[str]) -> list[bool]:
         session = self._here()
-        answers = [self._delete(session, key) for key in keys]
+        answers = Removing(session).run(keys)
         require(session.root.path)
         return answers
 
@@ -83,41 +83,37 @@ class FileBackend:
         session = self._here()
         require(session.root.path)
         namespace = prefix[:32] if NAMESPACE_NAME.fullmatch(prefix[:32]) else ""
-        for page in pages(session.root.path, namespace):
-            if page.key.startswith(prefix):
-                yield StoredPage(page.key, page.stored_bytes, page.used_ns / 1e9)
+        with translated("scan"):
+            for page in pages(session.root.path, namespace):
+                if page.key.startswith(prefix):
+                    yield StoredPage(page.key, page.stored_bytes, page.used_ns / 1e9)
 
     @hookimpl
     def usage(self) -> Usage:
         session = self._here()
         require(session.root.path)
-        balance = session.space.balance()
-        if balance is not None:
-            return Usage(balance.pages, balance.stored_bytes, self._config.capacity)
-        sizes = [page.stored_bytes for page in pages(session.root.path)]
-        return Usage(len(sizes), sum(sizes), self._config.capacity)
+        with translated("usage"):
+            balance = session.space.balance()
+            if balance is not None:
+                return Usage(balance.pages, balance.stored_bytes, self._config.capacity)
+            sizes = [page.stored_bytes for page in pages(session.root.path)]
+            return Usage(len(sizes), sum(sizes))
 
     @hookimpl
     def flush(self) -> None:
         session = self._here()
         if session.may_write and not session.syncs:
-            sync_file_system(session.root.path)
+            with translated("flush"):
+                sync_file_system(session.root.path)
 
     @hookimpl
     def clear(self) -> None:
         session = self._here()
         if not session.may_write:
             raise BackendError(session.refusal, backend="file", operation="clear")
-        root = session.root.path
-        require(root)
-        for page in pages(root):
-            self._delete(session, page.key)
-        for _, _, directory in list(shard_directories(root)):
-            with suppress(OSError):  # somebody writes there
-                os.rmdir(directory)
-            with suppress(OSError):
-                os.rmdir(os.path.dirname(directory))
-        session.directories.forget_all()
+        require(session.root.path)
+        with translated("clear"):
+            Removing(session).clear()
 
     @hookimpl
     def close(self) -> None:
@@ -136,19 +132,3 @@ class FileBackend:
                     self._session = Session(self._config)
                 session = self._here()
         return session
-
-    def _delete(self, session: Session, key: str) -> bool:
-        place, name = page_place(key)
-        try:
-            path = f"{session.directories.check(place)}/{name}"
-            status = os.lstat(path)
-            if not session.may_write:
-                return False
-            os.unlink(path)
-        except FileNotFoundError:
-            return True
-        except OSError as error:
-            session.failures.note(kind_of("delete", error), error)
-            return False
-        session.space.release(status.st_size, 1)
-        return True

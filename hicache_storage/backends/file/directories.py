@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 
 from .root import require
 from .transfer import sync_directory
@@ -25,37 +26,32 @@ class Directories:
         """
         path = f"{self._root}/{place}"
         if place not in self._known:
-            for part in (os.path.dirname(path), path):
-                mode = os.lstat(part).st_mode
-                if not stat.S_ISDIR(mode):
-                    number = errno.ELOOP if stat.S_ISLNK(mode) else errno.ENOTDIR
-                    raise OSError(number, "not a directory of this store", part)
+            self._verify(path)
             self._known.add(place)
         return path
 
     def make(self, place: str, *, sync: bool) -> str:
         """As `check`, but makes what is missing, in the root only: never the root itself.
 
-        With `sync` a new directory survives a power cut. Raises BackendUnavailable if the root is
-        gone.
+        With `sync` the directory survives a power cut, whoever made it. Raises BackendUnavailable
+        if the root is gone.
         """
-        try:
-            return self.check(place)
-        except FileNotFoundError:
-            pass
-        require(self._root)
-        parent = self._root
-        for part in place.split("/"):
-            path = f"{parent}/{part}"
+        path = f"{self._root}/{place}"
+        if place not in self._known:
+            namespace = os.path.dirname(path)
             try:
-                os.mkdir(path)
-            except FileExistsError:
-                pass
-            else:
-                if sync:
-                    sync_directory(parent)
-            parent = path
-        return self.check(place)
+                self._verify(path)
+            except FileNotFoundError:
+                require(self._root)
+                for missing in (namespace, path):
+                    with suppress(FileExistsError):
+                        os.mkdir(missing)
+                self._verify(path)
+            if sync:
+                sync_directory(namespace)
+                sync_directory(self._root)
+            self._known.add(place)
+        return path
 
     def forget(self, place: str) -> None:
         """Looks at the directory anew next time."""
@@ -63,3 +59,10 @@ class Directories:
 
     def forget_all(self) -> None:
         self._known.clear()
+
+    def _verify(self, path: str) -> None:
+        for part in (os.path.dirname(path), path):
+            mode = os.lstat(part).st_mode
+            if not stat.S_ISDIR(mode):
+                number = errno.ELOOP if stat.S_ISLNK(mode) else errno.ENOTDIR
+                raise OSError(number, "not a directory of this store", part)

@@ -2,73 +2,71 @@
 
 from __future__ import annotations
 
-import fcntl
 import heapq
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ...keys import RECORD_TAG
 from .ledger import Ledger
-from .walk import PageFile, pages
+from .root import Root
+from .walk import PageFile, TempFile, walk
+from .writers import remove_if_orphan
 
 MOST_PAGES = 1 << 18
 """Pages that one round removes at most: it keeps their names in memory."""
 _SETTLE_EVERY = 32
 
 
-class EvictorLock:
-    """The turn to evict from a root; one process at a time has it. Make another after a fork."""
+@dataclass
+class Found:
+    """What a walk has met so far."""
 
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    stored_bytes: int = 0
+    pages: int = 0
+
+
+class Scanner:
+    """Walks over a root to recount the ledger and to find what to evict.
+
+    What a dead writer left behind is removed on the way.
+    """
+
+    def __init__(self, root: Root, ledger: Ledger, temp_age_s: float) -> None:
+        self._root = root
+        self._ledger = ledger
+        self._temp_age_s = temp_age_s
+
+    def recount(self) -> None:
+        """Makes the ledger say what is there."""
+        with self._recounting() as pages:
+            deque(pages, maxlen=0)
+
+    def oldest_pages(self, most: int) -> list[PageFile]:
+        """The `most` pages used least recently, oldest first; recounts on the way.
+
+        A namespace's readable record goes after all pages.
+        """
+        with self._recounting() as pages:
+            return heapq.nsmallest(most, pages, key=_order)
 
     @contextmanager
-    def attempt(self) -> Iterator[bool]:
-        """Takes the turn if nobody has it, and gives it back at the end; says whether."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            # Explicitly: a forked child may hold the same open file.
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+    def _recounting(self) -> Iterator[Iterator[PageFile]]:
+        found = Found()
+        number = self._ledger.begin_recount()
+        yield self._counted(found)
+        self._ledger.end_recount(number, found.stored_bytes, found.pages)
 
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-def recount(root: str, ledger: Ledger) -> None:
-    """Makes the ledger say what is there."""
-    number = ledger.begin_recount()
-    found_bytes = found_pages = 0
-    for page in pages(root):
-        found_bytes += page.stored_bytes
-        found_pages += 1
-    ledger.end_recount(number, found_bytes, found_pages)
-
-
-def oldest_pages(root: str, ledger: Ledger, most: int) -> list[PageFile]:
-    """The `most` pages used least recently, oldest first; recounts on the way.
-
-    A namespace's readable record goes after all pages.
-    """
-    number = ledger.begin_recount()
-    found_bytes = found_pages = 0
-
-    def counted() -> Iterator[PageFile]:
-        nonlocal found_bytes, found_pages
-        for page in pages(root):
-            found_bytes += page.stored_bytes
-            found_pages += 1
-            yield page
-
-    oldest = heapq.nsmallest(most, counted(), key=_order)
-    ledger.end_recount(number, found_bytes, found_pages)
-    return oldest
+    def _counted(self, found: Found) -> Iterator[PageFile]:
+        for one in walk(self._root.path):
+            if isinstance(one, TempFile):
+                remove_if_orphan(one, self._root.writers, self._temp_age_s)
+                continue
+            found.stored_bytes += one.stored_bytes
+            found.pages += 1
+            yield one
 
 
 def remove_pages(candidates: Iterable[PageFile], ledger: Ledger, goal_bytes: int) -> int:

@@ -12,14 +12,14 @@ meanwhile is not taken off: too much again, until the next recount.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from .lockfile import LockFile
 
 _FIELDS = struct.Struct("<4sI16sqqqqQQd")
 _MAGIC = b"HKVL"
@@ -57,12 +57,9 @@ class Ledger:
     """One process's access to the file. Thread-safe; make another one after a fork."""
 
     def __init__(self, path: str) -> None:
-        self._lock = threading.Lock()
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         self._boot = _boot_id()
-
-    def close(self) -> None:
-        os.close(self._fd)
+        self._file = LockFile(path)
+        self.close = self._file.close
 
     def read(self) -> Balance:
         """The present balance. `ended` is 0 if nobody counted since the machine started: after
@@ -131,18 +128,13 @@ class Ledger:
 
     @contextmanager
     def _changing(self) -> Iterator[Balance]:
-        with self._lock:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-            try:
-                before = os.pread(self._fd, _FIELDS.size, 0)
-                balance = self._parse(before)
-                yield balance
-                after = self._format(balance)
-                if after != before:
-                    os.pwrite(self._fd, after, 0)
-            finally:
-                # Also while a forked child still holds the same open file.
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        with self._file.held() as fd:
+            before = os.pread(fd, _FIELDS.size, 0)
+            balance = self._parse(before)
+            yield balance
+            after = self._format(balance)
+            if after != before:
+                os.pwrite(fd, after, 0)
 
     def _parse(self, record: bytes) -> Balance:
         if len(record) != _FIELDS.size:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import time
-from contextlib import suppress
 
-from ...page import HEADER_BYTES, PageSpans, announced_bytes
+from ...page import HEADER_BYTES, PageSpans, announced_bytes, spans_bytes
 from .faults import VANISHED, kind_of
 from .names import page_place
 from .session import Session
-from .transfer import open_page, read_header, read_spans
+from .transfer import close_quietly, mark_used, open_page, read_header, read_spans
 
 
 class Reading:
@@ -36,39 +35,35 @@ class Reading:
 
     def _get(self, key: str, spans: PageSpans) -> bool:
         place, name = page_place(key)
-        for last in (False, True):
+        try:
             try:
-                if self._read(place, name, spans):
-                    return True
-                break
+                return self._read(place, name, spans)
             except OSError as error:
-                vanished = error.errno in VANISHED
-                if vanished and not last:
-                    # A network file system says so of a file that was replaced just now.
-                    self._session.directories.forget(place)
-                    continue
-                if not vanished:
-                    self._session.failures.note(kind_of("read", error), error)
-                break
-        self.failed = True
-        return False
+                if error.errno not in VANISHED:
+                    raise
+                # A network file system says so of a file that was replaced just now.
+                self._session.directories.forget(place)
+                return self._read(place, name, spans)
+        except OSError as error:
+            self.failed = True
+            if error.errno not in VANISHED:
+                self._session.failures.note(kind_of("read", error), error)
+            return False
 
     def _read(self, place: str, name: str, spans: PageSpans) -> bool:
         path = f"{self._session.directories.check(place)}/{name}"
-        wanted = sum(map(len, spans))
+        wanted = spans_bytes(spans)
         fd = open_page(path)
         try:
             status = os.fstat(fd)
             if status.st_size == wanted and read_spans(fd, spans, wanted):
                 if status.st_mtime <= self._recent_s and self._session.may_write:
-                    with suppress(OSError):
-                        os.utime(fd)
+                    mark_used(fd)
                 return True
             self._drop_if_cut(path, fd, status)
             return False
         finally:
-            with suppress(OSError):  # what was read is good, or isn't, whatever this says
-                os.close(fd)
+            close_quietly(fd)
 
     def _drop_if_cut(self, path: str, fd: int, status: os.stat_result) -> None:
         """Removes a page file that is proven not to be whole: shorter than a header, or not as

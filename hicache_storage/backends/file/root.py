@@ -13,14 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ...errors import BackendUnavailable, ConfigError
-from .config import FileConfig
+from .faults import FULL, NOT_WRITABLE
 from .mounts import file_system_type
 from .names import CONTROL, LONGEST_USUAL_NAME
-from .writers import Writer
 
 FORMAT = b"hicache-storage file store, format 1\n"
 _OWN_NAMES = {CONTROL, "lost+found"}
-_NO_WRITING = {errno.EACCES, errno.EPERM, errno.EROFS}
 _LONGEST_PATH = 4096 - 256
 
 
@@ -32,12 +30,6 @@ class Root:
     """Absolute, free of links."""
     file_system: str
     """Type of its file system; "" if unknown."""
-    name_max: int
-    """Longest file name in bytes."""
-    writer: Writer | None
-    """This process as a writer; None if nothing can be written."""
-    refusal: str = ""
-    """Why nothing can be written, if it can't though it was asked for."""
 
     @property
     def control(self) -> str:
@@ -49,32 +41,22 @@ class Root:
         return f"{self.control}/writers"
 
 
-def open_root(config: FileConfig) -> Root:
+def open_root(path: str, *, read_only: bool) -> Root:
     """Opens the root, and makes it unless it is there or opened only for reading.
 
     Any number of processes may do it at once. Raises ConfigError for a directory that isn't a
     store or can't be one, BackendUnavailable if it can't be reached.
     """
-    path = os.path.realpath(config.path)
-    refusal = ""
-    if not config.read_only:
+    path = os.path.realpath(path)
+    if not read_only:
         try:
             _make(path)
         except OSError as error:
-            if error.errno not in _NO_WRITING:
+            if error.errno not in NOT_WRITABLE | FULL:
                 raise _unusable(path, error) from error
-            refusal = f"{type(error).__name__}: {error}"
     _recognise(path)
-    name_max = _check_names(path)
-    writer = None
-    if not config.read_only and not refusal:
-        try:
-            writer = Writer(f"{path}/{CONTROL}/writers")
-        except OSError as error:
-            if error.errno not in _NO_WRITING:
-                raise _unusable(path, error) from error
-            refusal = f"{type(error).__name__}: {error}"
-    return Root(path, file_system_type(path), name_max, writer, refusal)
+    _check_names(path)
+    return Root(path, file_system_type(path))
 
 
 def require(root: str) -> None:
@@ -132,7 +114,7 @@ def _recognise(path: str) -> None:
         )
 
 
-def _check_names(path: str) -> int:
+def _check_names(path: str) -> None:
     try:
         name_max = os.pathconf(path, "PC_NAME_MAX")
     except OSError:
@@ -147,7 +129,6 @@ def _check_names(path: str) -> int:
             f"the path {path[:60]}... has {len(os.fsencode(path))} bytes; with the names of pages "
             f"it must stay below 4096. Give one of at most {_LONGEST_PATH}"
         )
-    return name_max
 
 
 def _unusable(path: str, error: OSError) -> Exception:

@@ -10,14 +10,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ...errors import BackendUnavailable
 from ...failures import FailureLog
 from ...page import PageSpans
 from .config import FileConfig
 from .directories import Directories
+from .faults import FULL, NOT_WRITABLE
 from .mounts import is_network_type
+from .names import temp_name
 from .root import Root, open_root
 from .space import FixedSpace, Space
-from .writers import sweep
+from .writers import Writer, sweep
 
 SWEEP_WAIT_S = 5.0
 """Longest time that opening waits for the removal of dead writers' files; it goes on behind."""
@@ -32,23 +35,24 @@ class Session:
         self.pid = os.getpid()
         self.config = config
         self.failures = FailureLog(f"file store {config.path}")
-        self.root: Root = open_root(config)
-        self.refusal = "the store is opened with read_only" if config.read_only else ""
-        if self.root.writer is None and not config.read_only:
-            self.refusal = f"{self.root.path} can't be written to: {self.root.refusal}"
-            self.failures.note("write", self.refusal)
+        self.root: Root = open_root(config.path, read_only=config.read_only)
         self.directories = Directories(self.root.path)
-        self.space = self._make_space()
+        self.refusal = "the store was opened with read_only" if config.read_only else ""
+        """Why pages can't be stored; "" if they can."""
+        self._writer: Writer | None = None
         self._numbers = itertools.count()
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-        self._sweep()
+        self._closing = threading.Event()
+        self.space: Space | FixedSpace = FixedSpace(self.root.path, config.min_free)
+        if not self.refusal:
+            self._open_for_writing()
         _SESSIONS.add(self)
 
     @property
     def may_write(self) -> bool:
-        """Whether pages can be stored; if not, `refusal` says why."""
-        return self.root.writer is not None
+        """Whether pages can be stored."""
+        return not self.refusal
 
     @property
     def syncs(self) -> bool:
@@ -56,9 +60,12 @@ class Session:
         return self.config.durability == "fsync"
 
     def temp_name(self) -> str:
-        """A temporary file's name that nobody else uses."""
-        assert self.root.writer is not None
-        return f".{self.root.writer.id}-{next(self._numbers)}.tmp"
+        """A temporary file's name that nobody else uses. Raises OSError if this process can't be
+        put on the list of writers."""
+        if self._writer is None:
+            with self._lock:
+                self._writer = self._writer or Writer(self.root.writers)
+        return temp_name(self._writer.id, next(self._numbers))
 
     def spread(self, work: BatchWork, keys: list[str], pages: list[PageSpans]) -> list[bool]:
         """`work` on all of a batch, by as many threads as the options say; answers in order.
@@ -86,41 +93,54 @@ class Session:
     def close(self) -> None:
         """Ends threads, closes descriptors, takes this process off the list of writers."""
         _SESSIONS.discard(self)
+        self._closing.set()
         if self._pool is not None:
             self._pool.shutdown()
         self.space.close()
-        if self.root.writer is not None:
-            self.root.writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def abandon(self) -> None:
         """In a forked child: drops what was inherited, which is still the parent's."""
         self.space.abandon()
-        if self.root.writer is not None:
-            self.root.writer.abandon()
+        if self._writer is not None:
+            self._writer.abandon()
 
-    def _make_space(self) -> Space | FixedSpace:
-        config, root = self.config, self.root
-        if not self.may_write:
-            return FixedSpace(root.path, config.min_free)
-        if is_network_type(root.file_system) and not config.network_eviction:
-            limit = "" if config.capacity is None else f"; capacity={config.capacity} has no effect"
-            self.failures.note(
-                "network file system",
-                f"{root.path} is on {root.file_system}: several hosts may write there, whose locks "
-                f"and counts can't be relied on, so nothing is evicted{limit}. Set "
-                "network_eviction if one host alone writes to it",
-            )
-            return FixedSpace(root.path, config.min_free)
-        return Space(root.path, root.control, config, self.failures)
+    def _open_for_writing(self) -> None:
+        try:
+            self.temp_name()
+            if self._may_evict():
+                self.space = Space(self.root, self.config, self.failures)
+        except OSError as error:
+            if error.errno in NOT_WRITABLE:
+                self.refusal = f"{self.root.path} can't be written to and is only read: {error}"
+                self.failures.note("write", self.refusal)
+                return
+            if error.errno not in FULL:
+                raise BackendUnavailable(str(error), backend="file", operation="open") from error
+            self.failures.note("open", error)
+        self._sweep()
+
+    def _may_evict(self) -> bool:
+        """Whether locks and counts can be relied on; warns if not."""
+        if not is_network_type(self.root.file_system) or self.config.network_eviction:
+            return True
+        capacity = self.config.capacity
+        limit = "" if capacity is None else f" and capacity={capacity} has no effect"
+        self.failures.note(
+            "network file system",
+            f"{self.root.path} is on {self.root.file_system}, where locks and counts of several hosts "
+            f"can't be relied on, so nothing is evicted{limit}; set network_eviction if one host "
+            "alone writes there",
+        )
+        return False
 
     def _sweep(self) -> None:
         """Removes what dead writers left. Temporary files are never read, so nobody has to wait
         for a long walk."""
-        if not self.may_write:
-            return
         thread = threading.Thread(
             target=sweep,
-            args=(self.root.path, self.root.writers, self.config.temp_age_s),
+            args=(self.root.path, self.root.writers, self.config.temp_age_s, self._closing),
             name="hicache-file-sweep",
             daemon=True,
         )

@@ -12,8 +12,10 @@ import time
 
 from ...failures import FailureLog
 from .config import FileConfig
-from .eviction import MOST_PAGES, EvictorLock, oldest_pages, recount, remove_pages
+from .eviction import MOST_PAGES, Scanner, remove_pages
 from .ledger import Balance, Ledger, Reservation
+from .lockfile import LockFile
+from .root import Root
 
 WAIT_S = 5.0
 """Longest time that a write waits for room."""
@@ -63,21 +65,22 @@ class Space:
     Opening counts what is there, if nobody did since the machine started.
     """
 
-    def __init__(self, root: str, control: str, config: FileConfig, failures: FailureLog) -> None:
-        self._root = root
-        self._turn = EvictorLock(f"{control}/evictor.lock")
+    def __init__(self, root: Root, config: FileConfig, failures: FailureLog) -> None:
+        self._root = root.path
         self._config = config
         self._failures = failures
-        self._ledger = Ledger(f"{control}/ledger")
+        self._turn = LockFile(f"{root.control}/evictor.lock")
+        self._ledger = Ledger(f"{root.control}/ledger")
+        self._scanner = Scanner(root, self._ledger, config.temp_age_s)
         self._changed = threading.Condition()
         self._asked = self._done = 0
         self._forced_bytes = self._needed_bytes = 0
         self._stopping = False
         self._thread: threading.Thread | None = None
-        if config.capacity is not None and self._ledger.read().ended == 0:
-            with self._turn.attempt() as held:
-                if held:
-                    recount(root, self._ledger)
+        if config.capacity is not None:
+            with self._turn.held():
+                if self._ledger.read().ended == 0:
+                    self._scanner.recount()
         self.low_bytes = int((config.capacity or 0) * config.low_watermark)
         self.high_bytes = ((config.capacity or 0) + self.low_bytes) // 2
 
@@ -101,7 +104,10 @@ class Space:
 
     def release(self, removed_bytes: int, removed_pages: int) -> None:
         """Accounts for pages that were deleted."""
-        self._ledger.release(removed_bytes, removed_pages)
+        try:
+            self._ledger.release(removed_bytes, removed_pages)
+        except OSError as error:  # counts too much until the next recount
+            self._failures.note("ledger", error)
 
     def reserve(self, left_bytes: int, page_bytes: int, pages: int) -> Reservation | None:
         """Room for a page of `page_bytes` and for more of what a batch has left (`left_bytes`,
@@ -124,7 +130,11 @@ class Space:
 
     def settle(self, room: Reservation, added_bytes: int, added_pages: int) -> None:
         """Accounts for what was written into the room, and has pages evicted ahead of need."""
-        balance = self._ledger.settle(room, added_bytes, added_pages)
+        try:
+            balance = self._ledger.settle(room, added_bytes, added_pages)
+        except OSError as error:  # counts too much until the next recount
+            self._failures.note("ledger", error)
+            return
         if self._config.capacity is not None and (
             balance.stored_bytes > self.high_bytes or self._is_stale(balance)
         ):
@@ -188,13 +198,13 @@ class Space:
         goal = self._goal_bytes(balance, needed_bytes, forced_bytes)
         if goal <= 0:
             if self._is_stale(balance):
-                recount(self._root, self._ledger)
+                self._scanner.recount()
             return
         freed = 0
         while freed < goal and not self._stopping:
             share = goal / max(balance.stored_bytes, goal)
             most = min(int(balance.pages * share * 1.25) + 64, MOST_PAGES)
-            oldest = oldest_pages(self._root, self._ledger, most)
+            oldest = self._scanner.oldest_pages(most)
             # The ledger has just been recounted: perhaps others made room meanwhile.
             balance = self._ledger.read()
             goal = freed + self._goal_bytes(balance, needed_bytes, forced_bytes - freed)

@@ -24,21 +24,28 @@ def open_page(path: str) -> int:
     return os.open(path, _READ)
 
 
-def write_spans(fd: int, spans: Sequence[memoryview]) -> int:
-    """Writes all spans from the start of the file; their total length in bytes."""
-    wanted = sum(map(len, spans))
-    if len(spans) <= IOV_MAX:
-        done = os.pwritev(fd, spans, 0)
-        if done == wanted:
-            return wanted
-    else:
-        done = 0
+def close_quietly(fd: int) -> None:
+    """Closes a descriptor that was only read from: no error of that spoils what was read."""
+    try:  # noqa: SIM105 - twice as fast as suppress, once a page
+        os.close(fd)
+    except OSError:
+        pass
+
+
+def mark_used(fd: int) -> None:
+    """Makes now the time of the page's last use, as far as its owner allows that."""
+    with suppress(OSError):
+        os.utime(fd)
+
+
+def write_spans(fd: int, spans: Sequence[memoryview], wanted: int) -> None:
+    """Writes all spans, `wanted` bytes in all, from the start of the file."""
+    done = os.pwritev(fd, spans, 0) if len(spans) <= IOV_MAX else 0
     while done < wanted:
         count = os.pwritev(fd, remaining(spans, done), done)
         if count == 0:
             raise OSError(errno.EIO, "the file system took no more bytes and gave no reason")
         done += count
-    return wanted
 
 
 def read_spans(fd: int, spans: Sequence[memoryview], wanted: int) -> bool:
@@ -66,8 +73,8 @@ def remaining(spans: Sequence[memoryview], done: int) -> list[memoryview]:
     return left
 
 
-def publish(temp: str, path: str, spans: PageSpans, *, sync: bool) -> int:
-    """Writes a page to `temp` and renames it to `path`; its length in bytes.
+def publish(temp: str, path: str, spans: PageSpans, length: int, *, sync: bool) -> None:
+    """Writes a page of `length` bytes to `temp` and renames it to `path`.
 
     `path` is replaced in one step: a reader finds the old page or the new one. After an error
     the temporary file is gone and `path` is as it was. With `sync` the file's bytes are on the
@@ -76,7 +83,7 @@ def publish(temp: str, path: str, spans: PageSpans, *, sync: bool) -> int:
     fd = os.open(temp, _CREATE, 0o666)
     try:
         try:
-            length = write_spans(fd, spans)
+            write_spans(fd, spans, length)
             if sync:
                 os.fsync(fd)
         finally:
@@ -87,7 +94,6 @@ def publish(temp: str, path: str, spans: PageSpans, *, sync: bool) -> int:
         with suppress(OSError):
             os.unlink(temp)
         raise
-    return length
 
 
 def read_header(fd: int) -> bytes:

@@ -43,28 +43,17 @@ def shard_directories(root: str, namespace: str = "") -> Iterator[tuple[str, str
                     yield digest, shard, f"{path}/{shard}"
 
 
-def walk(
-    root: str, namespace: str = "", *, temps_only: bool = False
-) -> Iterator[PageFile | TempFile]:
+def walk(root: str, namespace: str = "") -> Iterator[PageFile | TempFile]:
     """Every page and temporary file under the root, or of one namespace.
 
     Files that come or go meanwhile may or may not be met. Directories that can't be read are
     passed over.
     """
     for digest, shard, directory in shard_directories(root, namespace):
-        try:
-            entries = os.scandir(directory)
-        except OSError:
-            continue
-        with entries:
-            for entry in entries:
-                match = TEMP_NAME.fullmatch(entry.name)
-                if match is not None:
-                    yield TempFile(entry.path, match[1])
-                elif not temps_only:
-                    page = _page(digest, shard, entry)
-                    if page is not None:
-                        yield page
+        for entry in _entries(directory):
+            found = _temp(entry) or _page(digest, shard, entry)
+            if found is not None:
+                yield found
 
 
 def pages(root: str, namespace: str = "") -> Iterator[PageFile]:
@@ -72,6 +61,25 @@ def pages(root: str, namespace: str = "") -> Iterator[PageFile]:
     for found in walk(root, namespace):
         if isinstance(found, PageFile):
             yield found
+
+
+def temps(root: str) -> Iterator[TempFile]:
+    """The temporary files of a walk; quicker, as it looks only at names."""
+    for _, _, directory in shard_directories(root):
+        for entry in _entries(directory):
+            found = _temp(entry)
+            if found is not None:
+                yield found
+
+
+def _entries(directory: str) -> Iterator[os.DirEntry[str]]:
+    with suppress(OSError), os.scandir(directory) as entries:
+        yield from entries
+
+
+def _temp(entry: os.DirEntry[str]) -> TempFile | None:
+    match = TEMP_NAME.fullmatch(entry.name) if entry.name[0] == "." else None
+    return TempFile(entry.path, match[1]) if match is not None else None
 
 
 def _page(digest: str, shard: str, entry: os.DirEntry[str]) -> PageFile | None:

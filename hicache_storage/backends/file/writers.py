@@ -11,10 +11,11 @@ import fcntl
 import os
 import re
 import secrets
+import threading
 import time
 from contextlib import suppress
 
-from .walk import TempFile, walk
+from .walk import TempFile, temps
 
 _WRITER_NAME = re.compile(r"[0-9a-f]{16}")
 UNKNOWN_AGE_S = 24 * 3600.0
@@ -93,22 +94,20 @@ def remove_if_orphan(temp: TempFile, directory: str, age_s: float) -> bool:
     return True
 
 
-def sweep(root: str, directory: str, age_s: float) -> int:
-    """Removes the temporary files of dead writers, then their own files; how many it removed.
+def sweep(root: str, directory: str, age_s: float, stop: threading.Event) -> None:
+    """Removes the temporary files of dead writers, then their own files.
 
-    Walks the whole root if, and only if, a writer died.
+    Walks the whole root if, and only if, a writer died; ends early once `stop` is set.
     """
     dead = dead_writers(directory, age_s)
     if not dead:
-        return 0
-    removed, kept = 0, set()
-    for temp in walk(root, temps_only=True):
-        assert isinstance(temp, TempFile)
-        if remove_if_orphan(temp, directory, age_s):
-            removed += 1
-        else:
+        return
+    kept = set()
+    for temp in temps(root):
+        if stop.is_set():
+            return
+        if not remove_if_orphan(temp, directory, age_s):
             kept.add(temp.writer)
     for writer in dead - kept:
         with suppress(OSError):
             os.unlink(f"{directory}/{writer}")
-    return removed

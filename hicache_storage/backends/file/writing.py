@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 
-from ...page import HEADER_BYTES, PageSpans
+from ...page import HEADER_BYTES, PageSpans, spans_bytes
 from .faults import FULL, VANISHED, kind_of
 from .ledger import Reservation
 from .names import page_place
 from .root import require
 from .session import Session
-from .transfer import open_page, publish, read_header, sync_directory
+from .transfer import (
+    close_quietly,
+    mark_used,
+    open_page,
+    publish,
+    read_header,
+    sync_directory,
+)
 
 
 class Writing:
@@ -31,18 +37,17 @@ class Writing:
 
     def run(self, keys: list[str], pages: list[PageSpans]) -> list[bool]:
         """True for each page that is stored. Raises BackendUnavailable if the root is gone."""
-        self._left_bytes = sum(sum(map(len, page)) for page in pages)
-        self._left_pages = len(pages)
+        lengths = [spans_bytes(page) for page in pages]
+        self._left_bytes, self._left_pages = sum(lengths), len(pages)
         try:
-            answers = [self._set(key, page) for key, page in zip(keys, pages, strict=True)]
+            answers = list(map(self._set, keys, pages, lengths))
         finally:
             self._settle()
         if self._session.syncs:
             return self._sync_directories(keys, answers)
         return answers
 
-    def _set(self, key: str, page: PageSpans) -> bool:
-        length = sum(map(len, page))
+    def _set(self, key: str, page: PageSpans, length: int) -> bool:
         place, name = page_place(key)
         try:
             try:
@@ -69,7 +74,7 @@ class Writing:
         if not self._has_room(length):
             session.failures.note("write", f"no room for a page of {length} bytes")
             return False
-        publish(f"{directory}/{session.temp_name()}", path, page, sync=session.syncs)
+        publish(f"{directory}/{session.temp_name()}", path, page, length, sync=session.syncs)
         self._room_bytes -= length
         self._added_bytes += length - replaced_bytes
         self._added_pages += replaced_bytes == 0
@@ -85,6 +90,8 @@ class Writing:
     def _look(self, path: str, page: PageSpans, length: int) -> int:
         """Length of the file that the page will replace, 0 if there is none; -1 if it is this
         very page, which then counts as just used."""
+        if not os.access(path, os.F_OK):  # costs half of an open that fails
+            return 0
         try:
             fd = open_page(path)
         except OSError:
@@ -97,11 +104,10 @@ class Writing:
             if self._session.syncs:
                 os.fsync(fd)
             if self._now_s - status.st_mtime >= self._session.config.recency_s:
-                with suppress(OSError):
-                    os.utime(fd)
+                mark_used(fd)
             return -1
         finally:
-            os.close(fd)
+            close_quietly(fd)
 
     def _has_room(self, length: int) -> bool:
         if self._room_bytes >= length:
