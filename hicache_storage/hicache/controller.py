@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import ConfigError, PageSizeMismatch, StoreClosed
+from ..errors import PageSizeMismatch
 from ..pairing import PairedStore
 from ..pools.paired import PairedPools
 from .agreement import Agreement, Least
@@ -22,8 +22,8 @@ from .policies import PrefetchPolicy, PrefetchRule, WritePolicy, WriteRule
 from .prefetch import PrefetchOperation
 from .prefetch_table import PrefetchTable
 from .radix_tree import PageNode, RadixTree
-from .stats import HiCacheStats
-from .storage_link import Confirmed, StorageLink, check_pages
+from .stats import HiCacheStats, Warnings
+from .storages import Storages
 
 logger = logging.getLogger("hicache_storage")
 
@@ -54,18 +54,16 @@ class HiCache:
         self._rule = WriteRule(write_policy, write_threshold)
         self._prefetch_policy = PrefetchRule(prefetch_policy).policy
         self._stats = HiCacheStats()
+        self._warnings = Warnings()
         self._ranks = Agreement(group)
         self._tree = RadixTree()
         self._levels = Levels(
             pools, self._tree, self._stats, write_back=write_policy == "write_back"
         )
-        self._confirmed = Confirmed()
+        self._storages = Storages(pools)
         self._backups = BackupQueue(self._levels, self._tree, self._stats)
         self._prefetches = PrefetchTable(self._levels, self._tree, self._stats, self._ranks, clock)
         self._leasing = Leasing(self._levels, self._tree, self._stats, self._ranks)
-        self._link: StorageLink | None = None
-        self._links: list[StorageLink] = []
-        self._closed = False
         logger.info(
             "hicache: %d device pages, %d host pages of %d tokens (%s), draft %s, %s",
             pools.device.num_pages,
@@ -97,11 +95,6 @@ class HiCache:
         written when they are next hit. Raises ConfigError if a storage is attached, or if its
         pages aren't those of the pools; StoreClosed after `close`.
         """
-        if self._closed:
-            raise StoreClosed("this HiCache is closed; make a new one")
-        if self._link is not None:
-            raise ConfigError("a storage is attached already; call detach_storage first")
-        check_pages(self.pools, pairs)
         half = max(1, self.pools.host.num_pages // 2)
         rule = PrefetchRule(
             prefetch_policy or self._prefetch_policy,
@@ -110,26 +103,15 @@ class HiCache:
             prefetch_threshold_pages,
             half if prefetch_limit_pages is None else prefetch_limit_pages,
         )
-        self._link = StorageLink(
+        self._storages.attach(
             pairs,
-            self._confirmed,
             rule,
             prefetch_threads=prefetch_threads,
             backup_threads=backup_threads,
             backup_limit_pages=half if backup_limit_pages is None else backup_limit_pages,
         )
-        self._links.append(self._link)
         for node in self._tree:
             node.stored = node.draft_stored = False
-        logger.info(
-            "hicache: storage %r, %s, prefetch %s (%d pages or more, %d at once), drafts %s",
-            pairs.store.name,
-            self._rule.policy,
-            rule.text,
-            rule.threshold_pages,
-            rule.limit_pages,
-            pairs.pairing if pairs.draft is not None else "off",
-        )
 
     def detach_storage(self, timeout_s: float = 10.0) -> int:
         """Takes storage away, also with operations under way: ends prefetches, waits up to
@@ -138,12 +120,11 @@ class HiCache:
         Host pages in a call that has not returned come back when it does. Does nothing if no
         storage is attached.
         """
-        link, self._link = self._link, None
+        before = self._stats.abandoned_pages
+        link = self._storages.detach(timeout_s)
+        self._poll()
         if link is None:
             return 0
-        before = self._stats.abandoned_pages
-        link.close(timeout_s)
-        self._poll()
         abandoned = self._stats.abandoned_pages - before
         abandoned += sum(len(op.nodes) for op in link.live if isinstance(op, BackupOperation))
         if abandoned or link.live:
@@ -157,10 +138,10 @@ class HiCache:
         return abandoned
 
     def close(self, timeout_s: float = 10.0) -> int:
-        """Detaches storage for good; see `detach_storage`. The memory levels go on. A second
-        call only collects what has come back since."""
-        self._closed = True
-        self._poll()
+        """Gives up all prefetches and detaches storage for good; see `detach_storage`. The
+        memory levels go on. A second call only collects what has come back since."""
+        self._storages.closed = True
+        self._prefetches.cancel_all()
         return self.detach_storage(timeout_s)
 
     def prefetch(self, request_id: str, hashes: Sequence[str]) -> bool:
@@ -172,7 +153,7 @@ class HiCache:
         """
         self._poll()
         resident = self._leasing.usable(hashes, self._required)
-        return self._prefetches.start(request_id, hashes, resident, self._link)
+        return self._prefetches.start(request_id, hashes, resident, self._storages.current)
 
     def prefetch_ready(self, request_id: str) -> bool:
         """Whether the policy lets the request start now; True if nothing is fetched for it."""
@@ -194,7 +175,7 @@ class HiCache:
         """
         self._poll()
         resident = len(self._leasing.usable(hashes, self._required))
-        fetched = self._prefetches.publish(request_id, resident, self._link)
+        fetched = self._prefetches.publish(request_id, resident, self._storages.current)
         lease = self._leasing.acquire(request_id, hashes, fetched, self._required)
         for node in lease.nodes:
             node.hits += 1
@@ -262,7 +243,7 @@ class HiCache:
         """Waits until storage threads have nothing to do; False if that takes longer."""
         deadline_s = time.monotonic() + timeout_s
         self._poll()
-        while any(link.live for link in self._links):
+        while self._storages.live:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return False
@@ -272,7 +253,7 @@ class HiCache:
     def stats(self) -> HiCacheStats:
         """A copy of all counts."""
         self._poll()
-        live = [operation for link in self._links for operation in link.live]
+        live, current = self._storages.live, self._storages.current
         return dataclasses.replace(
             self._stats,
             device_pages=sum(node.device is not None for node in self._tree),
@@ -283,27 +264,24 @@ class HiCache:
             prefetch_held_pages=self._prefetches.held_pages,
             backup_queue=sum(isinstance(each, BackupOperation) for each in live),
             backup_held_pages=self._backups.held_pages,
-            storage_errors=self._stats.storage_errors
-            + sum(link.edge.counts.errors for link in self._links),
+            storage_errors=self._storages.errors,
+            storage_healthy=current is None or current.edge.healthy,
         )
 
     @property
     def _required(self) -> bool:
-        return self._link is not None and self._link.required
+        current = self._storages.current
+        return current is not None and current.required
 
     def _poll(self, timeout_s: float = 0.0) -> None:
         """Takes up what storage threads have handed back."""
-        for operation in self._confirmed.collect(timeout_s):
-            for link in self._links:
-                link.live.pop(operation, None)
+        for operation in self._storages.collect(timeout_s):
             if isinstance(operation, BackupOperation):
-                self._backups.settle(operation, self._link)
+                self._backups.settle(operation, self._storages.current)
             elif isinstance(operation, PrefetchOperation):
                 self._prefetches.confirmed(operation)
-        for link in self._links:
-            if link is not self._link and not link.live:
-                self._stats.storage_errors += link.edge.counts.errors
-        self._links = [link for link in self._links if link is self._link or link.live]
+        self._storages.let_go()
+        self._warnings.look(self._stats)
 
     def _write(self, nodes: Sequence[PageNode]) -> None:
         """Backs up a path that was inserted or hit, as far as the policy wants it. Whatever has
@@ -313,5 +291,6 @@ class HiCache:
 
     def _submit(self, nodes: Sequence[PageNode]) -> None:
         fresh = self._levels.take_fresh()
-        if self._link is not None:
-            self._backups.submit(self._link, list(dict.fromkeys([*nodes, *fresh])))
+        current = self._storages.current
+        if current is not None:
+            self._backups.submit(current, list(dict.fromkeys([*nodes, *fresh])))

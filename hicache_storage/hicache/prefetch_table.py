@@ -100,6 +100,13 @@ class PrefetchTable:
         if operation is not None:
             self._discard(operation)
 
+    def cancel_all(self) -> None:
+        """Ends every prefetch; the requests stay in the table, as on the other ranks."""
+        for request_id, operation in self._requests.items():
+            if operation is not None:
+                self._requests[request_id] = None
+                self._discard(operation)
+
     def confirmed(self, operation: PrefetchOperation) -> None:
         """Goes on with an operation that its thread has handed back."""
         if operation.fetching:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..failures import FailureLog
+
 
 @dataclass
 class HiCacheStats:
@@ -14,7 +16,9 @@ class HiCacheStats:
     """Pages that requests found on the device."""
     host_hits: int = 0
     storage_hits: int = 0
-    """Pages that requests got from their own prefetch."""
+    """Pages that requests got from their own prefetch. An engine that speculates with EAGLE or MTP
+    may ask for one page less than there is, to compute the last one again: that is its choice,
+    and no loss here."""
     lost_drafts: int = 0
     """Target pages handed to requests whose draft half is a zeroed stand-in. They cost accept
     length: speculation has nothing to attend to there."""
@@ -76,3 +80,39 @@ class HiCacheStats:
     """Host pages waiting to be written."""
     storage_errors: int = 0
     """Calls to storage that failed as a whole."""
+    storage_healthy: bool = True
+    """False while an attached storage takes no pages at all."""
+
+
+class Warnings:
+    """Warns of counts that cost speed, each at most once a minute however fast it grows."""
+
+    _TEXTS = (
+        (
+            "lost_drafts",
+            "pages were handed out without their draft; speculation accepts less behind them",
+        ),
+        (
+            "declined",
+            "prefetches were given up for lack of host memory; raise host_pages or "
+            "prefetch_limit_pages",
+        ),
+        (
+            "deferred_pages",
+            "pages were not written yet because storage is slower than what is computed; raise "
+            "backup_limit_pages or backup_threads",
+        ),
+        ("no_host_room", "pages were not backed up because every host page was in use"),
+    )
+
+    def __init__(self) -> None:
+        self._log = FailureLog("hicache")
+        self._seen: dict[str, int] = {}
+
+    def look(self, stats: HiCacheStats) -> None:
+        """Compares the counts with those of the last look."""
+        for name, text in self._TEXTS:
+            count = getattr(stats, name)
+            if count > self._seen.get(name, 0):
+                self._seen[name] = count
+                self._log.note(name, f"{count} {text}")

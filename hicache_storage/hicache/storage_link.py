@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from ..edge import StorageEdge
 from ..errors import ConfigError
@@ -14,24 +14,6 @@ from .policies import PrefetchRule, check_least
 from .storage_threads import Operation, StorageThreads
 
 logger = logging.getLogger("hicache_storage")
-
-
-class Confirmed:
-    """Operations that storage threads are done with, of all links, for the scheduler thread."""
-
-    def __init__(self) -> None:
-        self.queue: SimpleQueue[Operation] = SimpleQueue()
-
-    def collect(self, timeout_s: float = 0.0) -> list[Operation]:
-        """All that have been confirmed; waits up to `timeout_s` for the first."""
-        found: list[Operation] = []
-        try:
-            if timeout_s > 0:
-                found.append(self.queue.get(timeout=timeout_s))
-            while True:
-                found.append(self.queue.get_nowait())
-        except Empty:
-            return found
 
 
 class StorageLink:
@@ -44,7 +26,7 @@ class StorageLink:
     def __init__(
         self,
         pairs: PairedStore,
-        confirmed: Confirmed,
+        confirmed: SimpleQueue[Operation],
         rule: PrefetchRule,
         *,
         prefetch_threads: int,
@@ -61,8 +43,8 @@ class StorageLink:
         self.required = self.paired and pairs.pairing == "required"
         self.live: dict[Operation, StorageThreads] = {}
         failures = self.edge.failures
-        self._prefetch = StorageThreads("prefetch", prefetch_threads, confirmed.queue, failures)
-        self._backup = StorageThreads("backup", backup_threads, confirmed.queue, failures)
+        self._prefetch = StorageThreads("prefetch", prefetch_threads, confirmed, failures)
+        self._backup = StorageThreads("backup", backup_threads, confirmed, failures)
 
     @property
     def threads(self) -> int:

@@ -20,7 +20,7 @@ def storage_threads() -> list[threading.Thread]:
 
 
 def test_close_drains_what_is_queued(rig: MakeRig) -> None:
-    one = rig()
+    one = rig(storage={"backup_limit_pages": 32})
     prompts = [chain(2, str(i)) for i in range(10)]
     for prompt in prompts:
         one.cache.release(one.serve(prompt))
@@ -74,6 +74,19 @@ def test_after_close_memory_goes_on_and_storage_is_a_miss(rig: MakeRig) -> None:
     one.settle()
 
 
+def test_close_gives_up_prefetches_that_no_request_will_take(rig: MakeRig) -> None:
+    hashes = chain(4)
+    first = rig()
+    first.keep(hashes)
+    one = rig(backend=first.backend)
+    one.cache.prefetch("r", hashes)
+    one.idle()
+    assert one.cache.stats().prefetch_held_pages == 4
+    one.cache.close()
+    assert one.cache.prefetch_ready("r")
+    one.settle()
+
+
 @pytest.mark.parametrize("hook", ["exists", "batch_get", "batch_set"])
 @pytest.mark.parametrize("timeout_s", [0.0, 0.05])
 def test_a_storage_is_detached_and_another_attached_during_a_call(
@@ -107,7 +120,7 @@ def test_a_storage_is_detached_and_another_attached_during_a_call(
     one.idle()
     one.keep(chain(3, "written"))
     assert set(chain(3, "written")) <= other.backend.stored()
-    assert len(one.cache._links) == 1
+    assert len(one.cache._storages._links) == 1
     one.close()
 
 
@@ -225,11 +238,39 @@ def test_the_effective_policies_are_in_the_log(
     )
     for text in (
         "32 device pages, 32 host pages of 4 tokens (page_first), draft paired, write_back",
-        "'ToldBackend', write_back, prefetch timeout of 2.0 s + 0.5 s a page",
+        "'ToldBackend', prefetch timeout of 2.0 s + 0.5 s a page",
         "3 pages or more, 16 at once",
         "drafts required",
     ):
         assert text in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("lost drafts", "2 pages were handed out without their draft"),
+        ("declined", "prefetches were given up for lack of host memory"),
+        ("deferred", "pages were not written yet because storage is slower"),
+        ("no room", "every host page was in use"),
+    ],
+)
+def test_what_costs_speed_is_said_once(
+    rig: MakeRig, caplog: pytest.LogCaptureFixture, cause: str, said: str
+) -> None:
+    hashes = chain(4)
+    first = rig()
+    first.keep(hashes)
+    first.backend.forget(*(f"d:{page_hash}" for page_hash in hashes[:2]))
+    limit = 1 if cause == "deferred" else 8
+    one = rig(backend=first.backend, storage={"backup_limit_pages": limit})
+    taken = one.pools.host_allocator.alloc(32 if cause in ("declined", "no room") else 0)
+    for i in range(5):
+        one.cache.release(one.fetch(hashes, str(i)))
+        one.cache.release(one.serve(chain(2, f"new {i}")))
+        one.cache.clear()
+    assert [said in record.getMessage() for record in caplog.records].count(True) == 1
+    assert taken is not None
+    one.pools.host_allocator.free(taken)
 
 
 def test_a_dead_storage_costs_one_line_and_not_one_a_page(

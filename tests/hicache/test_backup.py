@@ -49,8 +49,8 @@ def test_no_error_of_a_backend_ends_a_thread_or_leaves_a_page_behind(
     one.backend.on = lambda name, keys: None
     one.keep(prompts[1])
     assert failing in one.backend.stored()
-    assert one.cache._link is not None
-    assert one.cache._link.threads == 2
+    assert one.cache._storages.current is not None
+    assert one.cache._storages.threads == 2
     one.close()
 
 

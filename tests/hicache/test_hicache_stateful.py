@@ -249,7 +249,7 @@ class CacheMachine(RuleBasedStateMachine):
         if self.owned:
             self.cache.free(torch.tensor(self.owned))
         self.rig.close()
-        assert not any(link.threads for link in self.cache._links)
+        assert not self.cache._storages.threads
 
 
 CacheMachine.TestCase.settings = settings(

@@ -272,9 +272,9 @@ def test_more_host_pages_than_hashes_are_refused_before_any_byte_moves(
     rig: MakeRig, slots: list[int]
 ) -> None:
     one = rig()
-    assert one.cache._link is not None
+    assert one.cache._storages.current is not None
     operation = PrefetchOperation(
-        one.cache._link,
+        one.cache._storages.current,
         one.pools,
         hashes=chain(3),
         anchor=one.cache._tree.root,
