@@ -79,7 +79,7 @@ class BackupQueue:
 
     def submit(self, link: StorageLink, nodes: Sequence[PageNode]) -> None:
         """Starts writing those of the nodes' host pages that storage lacks."""
-        lacking = [node for node in nodes if _lacks(link, node)]
+        lacking = [node for node in nodes if link.writes and _lacks(link, node)]
         room = max(0, link.backup_limit_pages - self.held_pages)
         self._stats.deferred_pages += max(0, len(lacking) - room)
         chosen = lacking[:room]

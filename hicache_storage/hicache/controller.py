@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import PageSizeMismatch
 from ..pairing import PairedStore
 from ..pools.paired import PairedPools
+from ..pools.ranks import Ranks
 from .agreement import Agreement, Least
 from .backup import BackupOperation, BackupQueue
 from .lease import Lease
@@ -86,12 +87,14 @@ class HiCache:
         backup_limit_pages: int | None = None,
         prefetch_threads: int = 2,
         backup_threads: int = 1,
+        ranks: Ranks | None = None,
     ) -> None:
         """Adds storage below the host, at any time; `policies.PrefetchRule` has the options.
 
         `prefetch_limit_pages` and `backup_limit_pages` are the most host pages that prefetches
-        and unwritten backups may hold, each half of the host pool unless given. The store stays
-        the caller's to close, after `detach_storage`. Pages that are in memory already are
+        and unwritten backups may hold, each half of the host pool unless given. `ranks` is this
+        process's place: pages that another rank has too are written by one of them. The store
+        stays the caller's to close, after `detach_storage`. Pages that are in memory already are
         written when they are next hit. Raises ConfigError if a storage is attached, or if its
         pages aren't those of the pools; StoreClosed after `close`.
         """
@@ -109,6 +112,7 @@ class HiCache:
             prefetch_threads=prefetch_threads,
             backup_threads=backup_threads,
             backup_limit_pages=half if backup_limit_pages is None else backup_limit_pages,
+            ranks=ranks or Ranks(),
         )
         for node in self._tree:
             node.stored = node.draft_stored = False

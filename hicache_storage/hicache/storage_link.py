@@ -32,6 +32,7 @@ class StorageLink:
         prefetch_threads: int,
         backup_threads: int,
         backup_limit_pages: int,
+        writes: bool,
     ) -> None:
         check_least("prefetch_threads", prefetch_threads, 1)
         check_least("backup_threads", backup_threads, 1)
@@ -39,6 +40,8 @@ class StorageLink:
         self.edge = StorageEdge(pairs)
         self.rule = rule
         self.backup_limit_pages = backup_limit_pages
+        self.writes = writes
+        """False where another rank writes the very same pages."""
         self.paired = pairs.draft is not None
         self.required = self.paired and pairs.pairing == "required"
         self.live: dict[Operation, StorageThreads] = {}

@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 from ..errors import ConfigError, StoreClosed
 from ..pairing import PairedStore
 from ..pools.paired import PairedPools
+from ..pools.ranks import Ranks
 from .policies import PrefetchRule
 from .storage_link import StorageLink, check_pages
 from .storage_threads import Operation
@@ -50,6 +51,7 @@ class Storages:
         prefetch_threads: int,
         backup_threads: int,
         backup_limit_pages: int,
+        ranks: Ranks,
     ) -> None:
         """Makes a storage the current one and starts its threads."""
         if self.closed:
@@ -64,6 +66,7 @@ class Storages:
             prefetch_threads=prefetch_threads,
             backup_threads=backup_threads,
             backup_limit_pages=backup_limit_pages,
+            writes=self._pools.writes_target(ranks) or self._pools.writes_draft(ranks),
         )
         self._links.append(self.current)
         logger.info(

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hicache import ranks
-from hicache.rig import SOON_S, Rig, chain
+from hicache.rig import SOON_S, Rig, ToldBackend, chain
 
-from hicache_storage import ConfigError
+from hicache_storage import ConfigError, PairedStore, Store
+from hicache_storage.hicache import HiCache
 from hicache_storage.hicache.agreement import Agreement
+from hicache_storage.pools.device import DevicePool, MHADevicePool, MLADevicePool
+from hicache_storage.pools.geometry import PageGeometry
+from hicache_storage.pools.paired import PairedPools
+from hicache_storage.pools.ranks import Ranks
 
 MakeRig = Callable[..., Rig]
 
@@ -134,3 +140,38 @@ def test_a_single_rank_agrees_with_itself() -> None:
     assert [alone.least(value) for value in (-1, 0, 5)] == [-1, 0, 5]
     assert alone.any(True)
     assert not alone.any(False)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "written"),
+    [
+        pytest.param("mla", None, False, id="latent rows: rank 0 writes for all"),
+        pytest.param("mla", "mla", False, id="latent target and draft"),
+        pytest.param("mla", "mha", True, id="its own shard of the draft"),
+        pytest.param("mha", "mla", True, id="its own shard of the target"),
+        pytest.param("mha", None, True, id="its own shard"),
+    ],
+)
+def test_pages_that_all_ranks_have_are_written_by_one(
+    target: str, draft: str | None, written: bool
+) -> None:
+    pools = PairedPools(_pool(target), host_pages=8)
+    pools.register_draft(None if draft is None else _pool(draft))
+    for tp_rank in range(2):
+        place, backend, cache = Ranks(tp_rank=tp_rank, tp_size=2), ToldBackend(), HiCache(pools)
+        namespaces = pools.namespaces(model="m", draft_model="d", ranks=place)
+        cache.attach_storage(PairedStore(Store(backend), *namespaces), ranks=place)
+        lease = cache.acquire("r", [])
+        pages = cache.allocate(2)
+        assert pages is not None
+        cache.insert(lease, chain(2), pages)
+        cache.release(lease)
+        assert cache.close(SOON_S) == 0
+        assert (backend.stored() != set()) is (tp_rank == 0 or written)
+        cache.clear()
+
+
+def _pool(kind: str) -> DevicePool:
+    if kind == "mla":
+        return MLADevicePool(PageGeometry("mla", 1, 1, 16, 0, 4, torch.bfloat16), 8)
+    return MHADevicePool(PageGeometry("mha", 1, 2, 8, 8, 4, torch.bfloat16), 8)
