@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import email.utils
 import enum
 import html
 import re
+import time
 from dataclasses import dataclass
 
 from .exchange import Request, Response
@@ -62,7 +64,6 @@ _BAD_CREDENTIALS = {
     "SignatureDoesNotMatch": "the secret key is wrong (or a proxy changes the request)",
     "InvalidSecurity": "the credentials are not valid",
     "AccountProblem": "the account is suspended",
-    "RequestTimeTooSkewed": "this machine's clock differs too much from the store's; set the clock",
 }
 _REGION = {
     "PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "Redirect",
@@ -97,6 +98,8 @@ def _failure(request: Request, response: Response, code: str) -> tuple[Meaning, 
         return Meaning.AGAIN, ""
     if code in _KEYS:
         return Meaning.KEYS, "the credentials have expired"
+    if code == "RequestTimeTooSkewed":
+        return Meaning.FATAL, f"set this machine's clock: {_clock_difference(response)}"
     if code in _BAD_CREDENTIALS:
         return Meaning.FATAL, _BAD_CREDENTIALS[code]
     if code in _FULL or status == 507:
@@ -112,6 +115,8 @@ def _failure(request: Request, response: Response, code: str) -> tuple[Meaning, 
             return Meaning.STORED, ""
         if status == 501 or code == "NotImplemented":
             return Meaning.UNSUPPORTED, "the store knows no conditional writes"
+    if status == 416:
+        return Meaning.WRONG, "the object is empty"
     if status == 404 or code == "NoSuchKey":
         missing = request.verb in ("GET", "HEAD", "DELETE")
         return (Meaning.MISSING if missing else Meaning.FATAL), ""
@@ -136,6 +141,14 @@ def _elsewhere(response: Response) -> str:
     if place:
         return f"the store redirects to {place}; set endpoint and region for it"
     return "the store redirects; set endpoint and region to where the bucket is"
+
+
+def _clock_difference(response: Response) -> str:
+    try:
+        theirs = email.utils.parsedate_to_datetime(response.header("date")).timestamp()
+    except ValueError:
+        return "it differs too much from the store's"
+    return f"it differs from the store's by {abs(time.time() - theirs):.0f} s"
 
 
 def _tag(body: bytes, name: str) -> str:

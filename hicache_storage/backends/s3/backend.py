@@ -148,7 +148,13 @@ class S3Backend:
             ) from error
         session = open_session(self.config)
         plane = Plane(self.config, session, self.counts, self.failures)
-        return Live(plane, Control(session.client, self.config.bucket, self.failures))
+        control = Control(
+            session.client,
+            self.config.bucket,
+            self.failures,
+            lambda verb: plane.count({}, {verb: 1}),
+        )
+        return Live(plane, control)
 
     def _path(self, live: Live, key: str) -> str:
         return live.plane.endpoint.path + self._names.quoted(key)

@@ -317,23 +317,25 @@ class Call:
             self._plane.gate.lower_bound()
         else:
             self._plane.gate.raise_bound()
+        if slot.request.verb == "HEAD" and meaning in (Meaning.FORBIDDEN, Meaning.FATAL):
+            self._look_into(slot, answer)
+            return
         if meaning is Meaning.FATAL:
             raise self._unavailable(answer.reason, retryable=False)
         if meaning is Meaning.KEYS:
             self._renew_keys(slot, run.keys, answer)
         elif meaning in _FAILED:
             self._again(slot, answer)
-        elif meaning is Meaning.FORBIDDEN and slot.request.verb == "HEAD":
-            self._look_into(slot, answer)
         else:
             if meaning is Meaning.DONE:
                 self._changes["sent_bytes"] += sum(map(len, slot.request.body))
             self._settle(slot, answer)
 
     def _look_into(self, slot: _Slot, answer: Answer) -> None:
-        """403 to a HEAD has no body that says why; a GET of one byte has."""
-        now = time.monotonic()
-        if now < self._plane.forbidden_until_s:
+        """The answer to a HEAD has no body that says why it failed; that to a GET of one byte
+        has."""
+        known = time.monotonic() < self._plane.forbidden_until_s
+        if answer.meaning is Meaning.FORBIDDEN and known:
             self._settle(slot, answer)
             return
         slot.request = Request("GET", slot.request.path, extra=(("range", "bytes=0-0"),))

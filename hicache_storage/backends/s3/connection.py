@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 READ, WRITE = select.POLLIN, select.POLLOUT
 HEAD_BYTES = 4096
-MOST_SPANS = 64
+MOST_SPANS = 256
 """Spans given to one system call."""
 
 Waits = Generator[int, int, None]

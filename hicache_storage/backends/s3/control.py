@@ -26,8 +26,11 @@ class Listed(NamedTuple):
 class Control:
     """Calls of the SDK's client; every error is one of this package. Thread-safe."""
 
-    def __init__(self, client: Any, bucket: str, failures: FailureLog) -> None:
+    def __init__(
+        self, client: Any, bucket: str, failures: FailureLog, count: Callable[[str], None]
+    ) -> None:
         self._client = client
+        self._count = count
         self._bucket = bucket
         self._failures = failures
         self._bulk_works = True
@@ -36,6 +39,7 @@ class Control:
         """Every object whose name starts with `root`, page by page."""
         token: dict[str, str] = {}
         while True:
+            self._count("LIST")
             found = _translated(
                 "scan",
                 lambda token=token: self._client.list_objects_v2(  # type: ignore[misc]
@@ -56,6 +60,7 @@ class Control:
         """
         if not self._bulk_works:
             return names
+        self._count("POST")
         objects = [{"Key": name} for name in names]
         try:
             result = _translated(

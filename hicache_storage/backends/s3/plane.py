@@ -31,7 +31,7 @@ class S3Counts:
     """What the backend has done since it was made. Bodies only are counted as bytes."""
 
     requests: Counter[str] = field(default_factory=Counter)
-    """Requests sent, by verb; those of listings and bulk deletes are not among them."""
+    """Requests sent, by verb; LIST for a page of a listing, POST for a bulk delete."""
     retries: int = 0
     throttles: int = 0
     """Answers that asked for fewer requests."""

@@ -123,6 +123,7 @@ def _client(session: Any, config: S3Config, addressing: str, **keys: str) -> Any
             read_timeout=config.deadline_s,
             retries={"mode": "standard", "total_max_attempts": 3},
             max_pool_connections=4,
+            proxies={},
             request_checksum_calculation=checksums,
             response_checksum_validation=checksums,
             s3={"addressing_style": addressing},

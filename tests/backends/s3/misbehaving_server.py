@@ -270,6 +270,9 @@ class MisbehavingServer:
         elif "range" in seen.headers:
             first, last = map(int, seen.headers["range"].removeprefix("bytes=").split("-"))
             part = body[first : last + 1]
+            if not part:
+                error(416, "InvalidRange")(talk, seen)
+                return
             place = f"Content-Range: bytes {first}-{first + len(part) - 1}/{len(body)}\r\n"
             talk.respond(206, part, place)
         else:

@@ -28,7 +28,11 @@ WRONG: dict[str, tuple[Misbehaviour, str]] = {
     "no such bucket": (error(404, "NoSuchBucket"), "bucket doesn't exist.*NoSuchBucket"),
     "unknown key": (error(403, "InvalidAccessKeyId"), "doesn't know the access key"),
     "wrong secret": (error(403, "SignatureDoesNotMatch"), "secret key is wrong"),
-    "clock": (error(403, "RequestTimeTooSkewed"), "clock"),
+    "clock": (error(403, "RequestTimeTooSkewed"), "clock: it differs too much"),
+    "clock, by how much": (
+        error(403, "RequestTimeTooSkewed", headers="Date: Mon, 01 Jan 2024 00:00:00 GMT\r\n"),
+        r"clock: it differs from the store's by \d{6,} s",
+    ),
     "another region": (
         error(301, "PermanentRedirect", headers="x-amz-bucket-region: eu-far-1\r\n"),
         "region=eu-far-1",
