@@ -48,6 +48,7 @@ def open_root(path: str, *, read_only: bool) -> Root:
     store or can't be one, BackendUnavailable if it can't be reached.
     """
     path = os.path.realpath(path)
+    _check_length(path)
     if not read_only:
         try:
             _make(path)
@@ -114,6 +115,14 @@ def _recognise(path: str) -> None:
         )
 
 
+def _check_length(path: str) -> None:
+    if (length := len(os.fsencode(path))) > _LONGEST_PATH:
+        raise ConfigError(
+            f"the path {path[:60]}... has {length} bytes; with the names of pages it must stay below "
+            f"4096. Give one of at most {_LONGEST_PATH}"
+        )
+
+
 def _check_names(path: str) -> None:
     try:
         name_max = os.pathconf(path, "PC_NAME_MAX")
@@ -124,14 +133,9 @@ def _check_names(path: str) -> None:
             f"the file system of {path} takes names of at most {name_max} bytes; pages need "
             f"{LONGEST_USUAL_NAME}. Give a directory on another file system"
         )
-    if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise ConfigError(
-            f"the path {path[:60]}... has {len(os.fsencode(path))} bytes; with the names of pages "
-            f"it must stay below 4096. Give one of at most {_LONGEST_PATH}"
-        )
 
 
 def _unusable(path: str, error: OSError) -> Exception:
     if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EINVAL):
-        return ConfigError(f"{path} can't be a store: {error}")
+        return ConfigError(f"{path:.200} can't be a store: {error.strerror}")
     return BackendUnavailable(f"{path}: {error}", backend="file", operation="open")

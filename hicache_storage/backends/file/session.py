@@ -129,9 +129,9 @@ class Session:
         limit = "" if capacity is None else f" and capacity={capacity} has no effect"
         self.failures.note(
             "network file system",
-            f"{self.root.path} is on {self.root.file_system}, where locks and counts of several hosts "
-            f"can't be relied on, so nothing is evicted{limit}; set network_eviction if one host "
-            "alone writes there",
+            f"{self.root.path} is on {self.root.file_system}, where locks and counts of several "
+            f"hosts can't be relied on, so nothing is evicted{limit}; set network_eviction if one "
+            "host alone writes there",
         )
         return False
 

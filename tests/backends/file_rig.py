@@ -1,0 +1,156 @@
+"""What the tests of file:// share: keys, pages, children, and a look at the files themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hicache_storage.backends.file import FileBackend, FileConfig
+from hicache_storage.backends.file.names import page_place
+from hicache_storage.page import as_spans, make_header
+
+TESTS = Path(__file__).parents[1]
+DIGEST = "0123456789abcdef" * 2
+WAIT_S = 60.0
+
+
+def key(number: int, tag: str = "") -> str:
+    """A stored key, as Store makes them."""
+    name = hashlib.sha256(str(number).encode()).hexdigest()
+    return f"{DIGEST}/{tag}:{name}" if tag else f"{DIGEST}/{name}"
+
+
+def payload(number: int, size: int, version: int = 0) -> bytes:
+    """Bytes that only this page has, all through."""
+    seed = hashlib.sha256(f"{number} {version}".encode()).digest()
+    return (seed * (size // 32 + 1))[:size]
+
+
+def page(number: int, size: int = 512, parts: int = 1, version: int = 0) -> tuple[Any, ...]:
+    """A stored page in spans: a true header, then the payload in `parts` spans."""
+    content = payload(number, size, version)
+    step = -(-size // parts)
+    spans = as_spans([content[start : start + step] for start in range(0, size, step)])
+    header = make_header(spans, bytes.fromhex(DIGEST), key(number)[33:])
+    return (memoryview(header), *spans)
+
+
+def opened(path: Any, **options: Any) -> FileBackend:
+    """An open backend; options as of FileConfig, but nothing is kept free."""
+    backend = FileBackend(FileConfig(str(path), **{"min_free": 0, **options}))
+    backend.open()
+    return backend
+
+
+def store(
+    backend: FileBackend, numbers: Iterable[int], size: int = 512, version: int = 0
+) -> list[bool]:
+    numbers = list(numbers)
+    return backend.batch_set(
+        [key(number) for number in numbers],
+        [page(number, size, version=version) for number in numbers],
+    )
+
+
+def found(
+    backend: FileBackend, numbers: Iterable[int], size: int = 512, versions: Iterable[int] = (0,)
+) -> list[bool]:
+    """Which pages are there; each that is must be a right one, whole."""
+    numbers = list(numbers)
+    buffers = [(memoryview(bytearray(64)), memoryview(bytearray(size))) for _ in numbers]
+    hits = backend.batch_get([key(number) for number in numbers], list(buffers))
+    for number, hit, buffer in zip(numbers, hits, buffers, strict=True):
+        if hit:
+            right = [page(number, size, version=version) for version in versions]
+            assert tuple(buffer) in right, f"page {number} came back changed"
+    return hits
+
+
+def path_of(root: Any, number: int) -> Path:
+    """Where the page's file lies."""
+    place, name = page_place(key(number))
+    return Path(root) / place / name
+
+
+def page_files(root: Any) -> list[Path]:
+    """All files outside of the control directory, temporary ones too."""
+    return [
+        path
+        for path in Path(root).rglob("*")
+        if path.is_file() and ".hicache-storage" not in path.parts
+    ]
+
+
+def temp_files(root: Any) -> list[Path]:
+    return [path for path in page_files(root) if path.name.endswith(".tmp")]
+
+
+def stored_bytes(root: Any) -> int:
+    """Bytes of all pages, counted on the disk. Files may go meanwhile."""
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if ".hicache-storage" not in folder and not name.endswith(".tmp"):
+                try:
+                    total += os.stat(os.path.join(folder, name)).st_size
+                except FileNotFoundError:
+                    continue
+    return total
+
+
+class Child:
+    """A Python process that runs `source`, with this module's names imported."""
+
+    def __init__(self, source: str, *arguments: object, prefix: tuple[str, ...] = ()) -> None:
+        head = "import os, sys, time, threading, random\nfrom backends.file_rig import *\n"
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-c", head + textwrap.dedent(source), *map(str, arguments)],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(p for p in [*sys.path, str(TESTS)] if p),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def line(self) -> str:
+        """The next line that it prints."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the child ended with {self.process.wait(WAIT_S)}")
+        return line.rstrip("\n")
+
+    def tell(self, text: str = "go") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> str:
+        """Waits for its end, which must be a good one; what it printed."""
+        output, _ = self.process.communicate(timeout=WAIT_S)
+        assert self.process.returncode == 0, f"exit status {self.process.returncode}: {output}"
+        return output
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate(timeout=WAIT_S)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
