@@ -63,6 +63,11 @@ def find_backends(entry_points: Iterable[metadata.EntryPoint] | None = None) -> 
     return found
 
 
+def offers_one_backend(found: Found) -> bool:
+    """Whether the name can be used: it fits a URL, and one distribution offers it, or this one."""
+    return bool(_NAME.fullmatch(found.name)) and (found.built_in or not found.rivals)
+
+
 def load_backend(name: str, found: dict[str, Found] | None = None) -> type[Any]:
     """The backend's class.
 
