@@ -1,0 +1,221 @@
+"""ServerPools: the pools of one SGLang process, and what a lost draft page costs it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from ..edge import ErrorsToMisses
+from ..errors import ConfigError, PageSizeMismatch
+from ..store import Store
+from .sglang_identity import Identity
+from .sglang_keys import DRAFT, TARGET
+from .sglang_namespaces import flat_draft_namespace, pool_namespace, writes
+from .sglang_options import PairingOption
+from .sglang_pages import host_pages
+from .sglang_pools import PoolStorage
+
+logger = logging.getLogger("hicache_storage")
+
+
+class ServerPools:
+    """Pools by name, each with its namespace in one store. Registered by one thread, used by any.
+
+    `drafts_untold` says that SGLang's draft pool is neither registered nor told of by a hook, so
+    that its pages are known once the first one is written.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        store: Store,
+        identity: Identity,
+        pairing: PairingOption,
+        *,
+        drafts_untold: bool = False,
+    ) -> None:
+        self.title = title
+        self.store = store
+        self.identity = identity
+        self.guard = ErrorsToMisses(store.name)
+        self.lost_drafts = 0
+        """Draft pages that did not come although their targets were wanted."""
+        self._asked_pairing = pairing
+        self._drafts_untold = drafts_untold
+        self._pools: dict[str, PoolStorage] = {}
+        self._unpaired: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def target(self) -> PoolStorage:
+        """Raises ConfigError before SGLang has registered it."""
+        if TARGET not in self._pools:
+            raise ConfigError("SGLang has registered no host pool for the target")
+        return self._pools[TARGET]
+
+    def __iter__(self) -> Any:
+        return iter(self._pools.values())
+
+    def get(self, name: str) -> PoolStorage | None:
+        return self._pools.get(name)
+
+    @property
+    def pairing(self) -> Literal["required", "best_effort"]:
+        """What a lost draft page costs now."""
+        if self._asked_pairing != "auto":
+            return self._asked_pairing
+        draft = self._pools.get(DRAFT)
+        return "required" if draft is not None and draft.pages is not None else "best_effort"
+
+    def register(self, name: str, host_pool: Any) -> None:
+        """Makes a host pool known, also while others are in use; the same one again is nothing.
+
+        Raises ConfigError for one that can't be stored.
+        """
+        known = self._pools.get(name)
+        if known is not None and known.pages is not None and known.pages.pool is host_pool:
+            return
+        target = None if name == TARGET else self.target.namespace
+        pages = host_pages(host_pool)
+        namespace = pool_namespace(name, pages, self.identity, target)
+        writer = writes(namespace, self.identity.ranks)
+        pool = PoolStorage(name, self.store, namespace, pages, writes=writer)
+        self._pools = {**self._pools, name: pool}
+        logger.info(
+            "%s: pool %s (%s, %s): pages of %d tokens and %d bytes, %s; namespace %s of %r, "
+            "revision %r%s; %s",
+            self.title,
+            name,
+            type(host_pool).__name__,
+            getattr(host_pool, "layout", "?"),
+            pages.page_size,
+            pages.page_bytes,
+            "read and written in place" if pages.in_place else "copied on the way",
+            namespace.digest,
+            namespace.model,
+            namespace.revision,
+            f", tenant {namespace.tenant!r}" if namespace.tenant else "",
+            "this rank writes them" if writer else "another rank writes them",
+        )
+        if name == DRAFT:
+            logger.info("%s: a lost draft page: %s", self.title, self.pairing)
+            self._warn_of_draft_shards(pool)
+
+    def flat_draft(self, page_bytes: int, dtype: torch.dtype) -> PoolStorage:
+        """The draft's pool where nobody has said which host pool its flat tensors are from."""
+        with self._lock:
+            known = self._pools.get(DRAFT)
+            if known is not None:
+                return known
+            namespace = flat_draft_namespace(
+                page_bytes, dtype, self.identity, self.target.namespace
+            )
+            pool = PoolStorage(DRAFT, self.store, namespace, None, writes=True)
+            self._pools = {**self._pools, DRAFT: pool}
+        logger.info(
+            "%s: draft pages come as tensors of %d bytes from a pool that is not known; namespace "
+            "%s; a lost draft page: %s",
+            self.title,
+            page_bytes,
+            namespace.digest,
+            self.pairing,
+        )
+        return pool
+
+    def usable_run(self, hashes: Sequence[str], prefix: Sequence[str] | None) -> int:
+        """The leading run of stored target pages, with their drafts where those are required."""
+        run = self.target.run(hashes, prefix)
+        if not run or self.pairing != "required":
+            return run
+        draft = self._pools.get(DRAFT)
+        if draft is not None:
+            return draft.run(hashes[:run], prefix)
+        if not (self._drafts_untold and self.identity.drafting):
+            return run
+        self.guard.note(
+            "lookup",
+            "pairing is 'required', but the size of draft pages is not known before one is "
+            "written, so nothing counts as stored: let SGLang load the plugin 'hicache_storage' "
+            "(see SGLANG_PLUGINS), or set pairing to 'best_effort'",
+        )
+        return 0
+
+    def note_drafts(
+        self, hashes: Sequence[str], hits: Sequence[bool], *, targets_follow: bool
+    ) -> None:
+        """Counts lost drafts of a read. Where they are required and `targets_follow`, the read
+        of their targets that comes next answers with misses."""
+        lost = [page_hash for page_hash, hit in zip(hashes, hits, strict=True) if not hit]
+        required = self.pairing == "required"
+        with self._lock:
+            self.lost_drafts += len(lost)
+            if required and targets_follow:
+                self._unpaired.difference_update(hashes)
+                self._unpaired.update(lost)
+        if lost:
+            self.guard.note(
+                "lost drafts",
+                f"{len(lost)} of {len(hashes)} draft pages did not come"
+                + (
+                    "; the pages from there on are computed again"
+                    if required
+                    else "; speculation is slow for that prefix as long as it is kept"
+                ),
+            )
+
+    def paired(self, hashes: Sequence[str], hits: list[bool]) -> list[bool]:
+        """Target hits without those whose required draft was lost in the read before."""
+        if not self._unpaired:
+            return hits
+        with self._lock:
+            found = [
+                hit and page_hash not in self._unpaired
+                for page_hash, hit in zip(hashes, hits, strict=True)
+            ]
+            self._unpaired.difference_update(hashes)
+        return found
+
+    def clear(self, pool: PoolStorage) -> None:
+        """Deletes all pages of a pool's namespace, and no other."""
+        missing = {"scan", "delete"} - self.store.capabilities
+        if missing:
+            raise ConfigError(
+                f"backend {self.store.name!r} can't {' and '.join(sorted(missing))}, so this "
+                "server's pages can't be told from others' and deleted"
+            )
+        prefix = f"{pool.namespace.digest}/"
+        keys = [page.key.removeprefix(prefix) for page in self.store.scan(prefix)]
+        for start in range(0, len(keys), 1000):
+            self.store.delete(pool.namespace, keys[start : start + 1000])
+        logger.info("%s: pool %s: %d pages deleted", self.title, pool.name, len(keys))
+
+    def _warn_of_draft_shards(self, draft: PoolStorage) -> None:
+        ranks = self.identity.ranks
+        if ranks.tp_size == 1 or not self.identity.replicated or draft.namespace.tp_size == 1:
+            return
+        cost = (
+            "so with pairing 'required' nothing is read back; set 'best_effort' to use the target's"
+            if self.pairing == "required"
+            else "they count as lost"
+        )
+        logger.warning(
+            "%s: the target's pages are the same on all %d tensor-parallel ranks, and SGLang lets "
+            "rank 0 alone write; the draft has its own heads on each rank, of which those of "
+            "ranks 1 to %d are never written: %s",
+            self.title,
+            ranks.tp_size,
+            ranks.tp_size - 1,
+            cost,
+        )
+
+
+def check_count(what: str, given: Sequence[Any] | None, keys: Sequence[str]) -> Sequence[Any]:
+    """Returns `given` if it has an entry for each key; raises PageSizeMismatch."""
+    found = 0 if given is None else len(given)
+    if found != len(keys):
+        raise PageSizeMismatch(f"{len(keys)} keys but {found} {what}")
+    return given or ()
