@@ -155,11 +155,14 @@ class Rig:
         store: bool = True,
         backend: ToldBackend | None = None,
         storage: dict[str, Any] | None = None,
+        device: str = "cpu",
         **options: Any,
     ) -> None:
-        self.pools = PairedPools(MHADevicePool(geometry(2), device_pages), host_pages=host_pages)
+        self.pools = PairedPools(
+            MHADevicePool(geometry(2), device_pages, device), host_pages=host_pages
+        )
         if draft:
-            assert self.pools.register_draft(MHADevicePool(geometry(1), device_pages))
+            assert self.pools.register_draft(MHADevicePool(geometry(1), device_pages, device))
         self.backend = backend or ToldBackend()
         self.cache = HiCache(self.pools, **options)
         self.pairing: Pairing = pairing

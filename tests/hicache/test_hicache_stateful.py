@@ -26,6 +26,8 @@ def hashes_of(letters: list[str]) -> list[str]:
 
 
 class CacheMachine(RuleBasedStateMachine):
+    device = "cpu"
+
     @initialize(
         write_policy=st.sampled_from(["write_through", "write_through_selective", "write_back"]),
         pairing=st.sampled_from(["best_effort", "required"]),
@@ -57,6 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
             draft=draft,
             pairing=pairing,
             backend=self.backend,
+            device=self.device,
             write_policy=write_policy,
             prefetch_policy=policy,
             storage={"prefetch_timeout_base_s": 0, "prefetch_timeout_per_page_s": 0},
