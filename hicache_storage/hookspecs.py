@@ -17,7 +17,8 @@ What a backend must do:
 - answer with one bool a key, in the order of `keys`; a miss is False, never an error;
 - store a page whole or not at all: no reader sees part of one, also after a kill at any moment;
 - answer True from `batch_set` only once `batch_get` would find the page;
-- keep no span after the call returns, and write nothing outside of `buffers`;
+- keep no span after the call returns, write nothing outside of `buffers`, and leave the lists
+  that it is given as they are;
 - take calls from any thread, several at once, also after a fork;
 - raise errors of `hicache_storage.errors` (`BackendError` and below) when the store as a whole
   fails, and answer False where only one page does.

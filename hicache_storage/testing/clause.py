@@ -22,6 +22,7 @@ NEEDS = {
     "capacity": "an option `capacity` in bytes, and a `usage` that reports it",
     "empty": "a store that holds nothing (or --destructive)",
     "private": "a store that nobody else uses (or --destructive)",
+    "named": "a store that `open_store` opens by its URL or mapping",
     "secrets": "an option declared secret, with a value",
 }
 """What a clause may ask for besides the three required hooks, in words for reports."""

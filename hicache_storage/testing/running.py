@@ -60,6 +60,8 @@ def traits(store: Store, subject: Subject) -> frozenset[str]:
         found.add("private")
     if private or subject.empty:
         found.add("empty")
+    if subject.opener == Subject.opener:
+        found.add("named")
     if secret_values(subject):
         found.add("secrets")
     return frozenset(found)

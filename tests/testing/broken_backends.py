@@ -167,6 +167,25 @@ class AnswersWithNone(Around):
         return self.inner.exists(keys, prefix_keys) or None
 
 
+@breaks("1.8")
+class SortsTheCallersKeys(Around):
+    @hookimpl
+    def exists(self, keys, prefix_keys):
+        run = self.inner.exists(keys, prefix_keys)
+        keys.sort()
+        return run
+
+
+@breaks("1.8")
+class EatsTheCallersKeys(Around):
+    @hookimpl
+    def batch_set(self, keys, pages, prefix_keys):
+        answers = []
+        while keys:
+            answers += self.inner.batch_set([keys.pop(0)], [pages.pop(0)], prefix_keys)
+        return answers
+
+
 # -- 2 whole pages -------------------------------------------------------------------------------
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator
+from operator import is_
+from typing import Any
 
 from ...hookspecs import hookimpl
 from ..bench import Bench, Guarded, buffers_for
@@ -181,6 +183,30 @@ def plain_values(bench: Bench) -> None:
     expect(type(caller.batch_get(names, list(buffers), None)) is list, "batch_get: not a list")
     if "delete" in bench.store.capabilities:
         expect(type(caller.delete(names)) is list, "delete must give a list")
+
+
+@clause("1.8", "The lists that a call is given stay as they are")
+def arguments_stay(bench: Bench) -> None:
+    """A backend may sort or shorten copies of them. The caller goes on to use its own."""
+    namespace = bench.namespace()
+    keys = bench.keys(5)
+    names = [f"{namespace.digest}/{key}" for key in reversed(keys)]
+    frames = [bench.framed(namespace, key, bench.page(512)) for key in reversed(keys)]
+    prefix = [f"{namespace.digest}/{key}" for key in bench.keys(2)]
+    buffers = [(memoryview(bytearray(64)), memoryview(bytearray(512))) for _ in keys]
+    calls: list[tuple[str, dict[str, list[Any]]]] = [
+        ("batch_set", {"keys": names[:4], "pages": frames[:4], "prefix_keys": prefix}),
+        ("batch_get", {"keys": names, "buffers": list(buffers), "prefix_keys": prefix}),
+        ("exists", {"keys": names, "prefix_keys": prefix}),
+    ]
+    if "delete" in bench.store.capabilities:
+        calls.append(("delete", {"keys": names}))
+    for hook, arguments in calls:
+        given = {name: list(value) for name, value in arguments.items()}
+        getattr(bench.raw(), hook)(**given)
+        for name, value in arguments.items():
+            same = len(given[name]) == len(value) and all(map(is_, given[name], value))
+            expect(same, f"{hook} changed the list `{name}` that it was given")
 
 
 @clause("3.1", "Without its first page nothing of a run is found")

@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import StoreClosed
+from ...opening import build_from
 from ..bench import Bench, buffers_for
-from ..clause import ClauseFailed, clause, expect, expect_equal
+from ..clause import ClauseFailed, NotSelected, clause, expect, expect_equal
 from ..secrets import secret_values
 
 SETTLE_S = 3.0
@@ -91,8 +92,6 @@ def use_after_close(bench: Bench) -> None:
 def no_descriptor_left(bench: Bench) -> None:
     """Five times opened, used and closed, after one time to warm up. A scan that is dropped half
     way and an error of the caller inside of a `with` leave none either."""
-    if not os.path.isdir("/proc/self/fd"):
-        raise ClauseFailed("this clause needs /proc/self/fd; run it on Linux")
 
     def once() -> None:
         store = bench.open()
@@ -105,11 +104,11 @@ def no_descriptor_left(bench: Bench) -> None:
             raise ZeroDivisionError
 
     once()
-    before = len(os.listdir("/proc/self/fd"))
+    before = _descriptors()
     for _ in range(5):
         once()
-    _settle(lambda: len(os.listdir("/proc/self/fd")) <= before)
-    after = len(os.listdir("/proc/self/fd"))
+    _settle(lambda: _descriptors() <= before)
+    after = _descriptors()
     expect(after <= before, f"{after - before} more open file descriptors after 5 openings")
 
 
@@ -129,6 +128,25 @@ def no_thread_left(bench: Bench) -> None:
     _settle(lambda: not set(threading.enumerate()) - before)
     left = sorted(thread.name for thread in set(threading.enumerate()) - before)
     expect(not left, f"threads left {SETTLE_S} s after close: {', '.join(left)}")
+
+
+@clause("9.6", "Making a backend opens nothing", needs=["named"])
+def making_opens_nothing(bench: Bench) -> None:
+    """The constructor neither connects nor starts threads nor touches the store: configurations
+    are made and thrown away by tools that only look. `open` does all that."""
+    build_from(bench.subject.where)  # imports what it imports
+    files, threads = _descriptors(), set(threading.enumerate())
+    backends = [build_from(bench.subject.where) for _ in range(3)]
+    expect(_descriptors() <= files, "constructing a backend opened a file or a connection")
+    left = sorted(thread.name for thread in set(threading.enumerate()) - threads)
+    expect(not left, f"constructing a backend started threads: {', '.join(left)}")
+    expect(len(backends) == 3, "three backends were made")
+
+
+def _descriptors() -> int:
+    if not os.path.isdir("/proc/self/fd"):
+        raise NotSelected("it counts file descriptors by way of /proc/self/fd, which isn't there")
+    return len(os.listdir("/proc/self/fd"))
 
 
 def _settle(done: Callable[[], bool]) -> None:
