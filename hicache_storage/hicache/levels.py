@@ -50,10 +50,9 @@ class Levels:
     def take_host(self, count: int) -> list[int]:
         """Up to `count` host pages, evicting the least recently used ones for them."""
         allocator = self.pools.host_allocator
-        if count > allocator.available:
-            self._evict_host(count - allocator.available)
-        taken = allocator.alloc(min(count, allocator.available))
-        return [] if taken is None else _ints(taken)
+        free = allocator.alloc(min(count, allocator.available))
+        pages = [] if free is None else _ints(free)
+        return pages + self._evict_host(count - len(pages))
 
     def free_device(self, pages: Sequence[int]) -> None:
         """Frees device pages that no node has."""
@@ -104,7 +103,7 @@ class Levels:
 
     def clear(self) -> None:
         """Gives up every page that isn't locked, on both levels, without a backup."""
-        self._evict_host(self.pools.host.num_pages)
+        self.free_host(self._evict_host(self.pools.host.num_pages))
         freed: list[int] = []
         kept: list[PageNode] = []
         while (node := self._tree.pop_device_leaf()) is not None:
@@ -179,16 +178,19 @@ class Levels:
         self.free_host(slots)
         self.free_device(lost)
 
-    def _evict_host(self, count: int) -> None:
-        freed: list[int] = []
-        while len(freed) < count and (node := self._tree.pop_host_leaf()) is not None:
+    def _evict_host(self, count: int) -> list[int]:
+        """Host pages taken from the least recently used nodes, up to `count`; the caller's."""
+        pages: list[int] = []
+        while len(pages) < count and (node := self._tree.pop_host_leaf()) is not None:
             if node.host is None:
                 continue
-            freed.append(node.host)
+            pages.append(node.host)
             self._stats.host_evictions += 1
             self._stats.dropped_pages += node.device is None
             self._tree.drop_host(node)
-        self.free_host(freed)
+        if pages:
+            self.finish_copies()
+        return pages
 
     def _drop_device(self, node: PageNode) -> None:
         self._stats.device_evictions += 1

@@ -190,22 +190,26 @@ class RadixTree:
 
     def unlock_device(self, node: PageNode) -> None:
         node.device_locks -= 1
-        self._device_leaves.offer(node)
+        if not node.device_children:
+            self._device_leaves.offer(node)
 
     def lock_host(self, node: PageNode) -> None:
         node.host_locks += 1
 
     def unlock_host(self, node: PageNode) -> None:
         node.host_locks -= 1
-        self._host_leaves.offer(node)
+        if not node.host_children:
+            self._host_leaves.offer(node)
 
     def touch(self, nodes: Sequence[PageNode]) -> None:
         """Makes the nodes the most recently used."""
         self._tick += 1
         for node in nodes:
             node.used = self._tick
-            self._device_leaves.offer(node)
-            self._host_leaves.offer(node)
+            if not node.device_children:
+                self._device_leaves.offer(node)
+            if not node.host_children:
+                self._host_leaves.offer(node)
 
     def pop_device_leaf(self) -> PageNode | None:
         """The least recently used device page that may go, or None. The caller drops it, or

@@ -204,6 +204,28 @@ def test_a_draft_that_storage_brings_later_reaches_the_device(rig: MakeRig) -> N
     one.cache.release(lease)
 
 
+def test_a_host_page_that_a_load_may_read_is_not_replaced(rig: MakeRig) -> None:
+    hashes = chain(3)
+    first = stored(rig, hashes, 1)
+    one = rig(backend=first.backend)
+    reader = one.fetch(hashes, "reader")
+    one.cache.detach_storage()
+    again = rig()
+    again.keep(hashes)
+    one.pairing = "required"
+    one.attach(again.backend)
+    before = [node.host for node in reader.nodes]
+    lease = one.fetch(hashes, "early")
+    assert len(lease) == 1, "the reader has the device page without a draft"
+    assert [node.host for node in reader.nodes] == before
+    one.cache.release(lease)
+    one.cache.release(reader)
+    lease = one.fetch(hashes, "late")
+    assert (len(lease), lease.drafts) == (3, [True] * 3)
+    one.cache.release(lease)
+    one.close()
+
+
 def test_required_pages_without_their_draft_are_neither_used_nor_written(rig: MakeRig) -> None:
     hashes = chain(4)
     first = stored(rig, hashes, 2)

@@ -296,6 +296,24 @@ def test_a_prefetch_whose_beginning_is_gone_adds_nothing(rig: MakeRig) -> None:
     one.cache.clear()
     lease = one.cache.acquire("r", hashes)
     assert len(lease) == 0
+    one.idle()
+    stats = one.cache.stats()
+    assert (stats.loaded_pages, stats.published_pages, stats.host_pages) == (2, 0, 0)
+    one.cache.release(lease)
+    one.settle()
+
+
+def test_a_hash_of_another_prefix_ends_what_is_published(rig: MakeRig) -> None:
+    """Hashes that are not chained name pages that the tree has elsewhere."""
+    hashes = chain(3)
+    one = second(rig, hashes, draft=False)
+    other = rig(backend=one.backend, draft=False)
+    other.keep(chain(1, "other"))
+    lease = one.serve(hashes)
+    one.idle()
+    one.cache.release(one.fetch([*chain(1, "other"), hashes[1], hashes[2]], "mixed"))
+    assert one.cache.stats().published_pages == 1
+    one.check(lease)
     one.cache.release(lease)
     one.settle()
 
