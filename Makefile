@@ -10,19 +10,27 @@ BIN := $(VENV)/bin
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(VENV)/.ready: pyproject.toml
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PLUGINS := plugins/hicache-storage-fsspec plugins/hicache-storage-redis
+
+$(VENV)/.engine: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PIP) torch==$(TORCH_VERSION)
+	$(PIP) -e '.[engine]'
 	touch $@
 
-setup: $(VENV)/.ready ## a virtual environment with everything that the other verbs need
+$(VENV)/.dev: $(VENV)/.engine $(PLUGINS:%=%/pyproject.toml)
+	$(PIP) -e '.[dev]' $(PLUGINS:%=-e './%[test]')
+	touch $@
 
-demo: setup ## the main job: a speculative engine keeps its accept length over a restart
+setup: $(VENV)/.dev ## a virtual environment with everything that the other verbs need
+
+demo: $(VENV)/.engine ## the main job: a speculative engine keeps its accept length over a restart
 	$(BIN)/python examples/engine/demo.py
 
-test: setup ## all tests that need no GPU
+test: setup ## all tests that need no GPU; those of Redis need redis-server on the PATH
 	$(BIN)/python -m pytest
+	set -e; for plugin in $(PLUGINS); do $(BIN)/python -m pytest $$plugin -c $$plugin/pyproject.toml; done
 
 lint: setup ## style
 	$(BIN)/ruff check .
