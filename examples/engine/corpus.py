@@ -24,7 +24,7 @@ SUFFIXES = {
     "tables": (".json", ".toml", ".yaml", ".yml", ".csv", ".html", ".cfg", ".ini", ".xml", ".css"),
 }
 KINDS = (*SUFFIXES, "scripts")  # scripts: text mostly in other alphabets, found or made up
-READ = {"code": 1.0, "prose": 0.6, "tables": 0.1, "scripts": 0.5}  # how much of each, relative
+READ = {"code": 1.0, "prose": 0.6, "tables": 0.25, "scripts": 0.5}  # how much of each, relative
 LETTERS = (  # first and last code point of the alphabets that made-up text uses
     (0x00DF, 0x017F), (0x03B1, 0x03C9), (0x0430, 0x044F), (0x0561, 0x0586), (0x05D0, 0x05EA),
     (0x0627, 0x064A), (0x0905, 0x0939), (0x0E01, 0x0E2E), (0x3041, 0x3096), (0x30A1, 0x30FA),
@@ -33,11 +33,13 @@ LETTERS = (  # first and last code point of the alphabets that made-up text uses
 
 
 # How often a training document is of each sort. "random" has no sense at all, "small" is random
-# over few tokens, "rows" repeats a few text pieces with some tokens replaced.
+# over few tokens, "rows" repeats a few short pieces of text with some tokens replaced, and "forms"
+# repeats one or two long ones with the same places filled differently each time, like records.
 SORTS = {
-    "code": 0.30, "prose": 0.20, "tables": 0.14, "scripts": 0.08,
-    "random": 0.10, "small": 0.06, "rows": 0.12,
+    "code": 0.26, "prose": 0.16, "tables": 0.14, "scripts": 0.07,
+    "random": 0.08, "small": 0.06, "rows": 0.09, "forms": 0.14,
 }  # fmt: skip
+SORT_INDEX = {sort: index for index, sort in enumerate(SORTS)}
 
 
 def kind_of(path: Path) -> str | None:
@@ -166,21 +168,27 @@ class Batches:
         start = self._pick(kind, tokens)
         at = torch.arange(tokens, device=self.device).expand(rows, tokens)
 
-        # "rows": pieces of one size in any order, then other tokens in some places
-        size, pieces = self._integers(6, 80, rows, 1), self._integers(1, 7, rows, 1)
+        # "rows" and "forms": pieces of one size in any order, then other tokens in some places
+        rows_sort, forms_sort = sort == SORT_INDEX["rows"], sort == SORT_INDEX["forms"]
+        size = torch.where(forms_sort, *(self._integers(*r, rows, 1) for r in ((20, 150), (6, 80))))
+        pieces = torch.where(forms_sort, *(self._integers(1, n, rows, 1) for n in (3, 7)))
         order = (self._uniform(rows, tokens) * pieces).long()
-        is_rows = sort == 6
-        at = torch.where(is_rows, order.gather(1, at // size) * size + at % size, at)
-        document = self.stream[(start + at).clamp(max=len(self.stream) - 1)].long()
-        other = self.stream[self._integers(0, len(self.stream), rows, tokens)].long()
+        repeated = order.gather(1, at // size) * size + at % size
+        source = torch.where(rows_sort | forms_sort, repeated, at)
+        document = self.stream[(start + source).clamp(max=len(self.stream) - 1)].long()
+
         replaced = self._uniform(rows, tokens) < 0.03 + 0.3 * self._uniform(rows, 1)
-        document = torch.where(is_rows & replaced, other, document)
+        run = self._integers(1, 9, rows, 1)  # a form's places are filled by so many tokens or more
+        place = replaced.gather(1, at % size // run)
+        replaced = (rows_sort & replaced) | (forms_sort & place)
+        filling = self.stream[self._pick(self._integers(0, 3, rows, 1), tokens) + at].long()
+        document = torch.where(replaced, filling, document)
 
         alphabet = 2.0 ** (4 + 6 * self._uniform(rows, 1))  # "small": 16 to 1,024 tokens
         few = (self._uniform(rows, tokens) * alphabet).long() * 997 % (self.vocab - 2) + 2
-        document = torch.where(sort == 5, few, document)
+        document = torch.where(sort == SORT_INDEX["small"], few, document)
         any_token = self._integers(2, self.vocab, rows, tokens)
-        return torch.where(sort == 4, any_token, document)
+        return torch.where(sort == SORT_INDEX["random"], any_token, document)
 
     def draw(self, rows: int, tokens: int, shortest: int, longest: int) -> Batch:
         """`rows` sequences of `tokens` tokens with documents of `shortest` to `longest` tokens.

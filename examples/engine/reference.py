@@ -1,4 +1,4 @@
-"""Greedy speculation with contiguous caches: what the paged engine must equal, and how well it does.
+"""Greedy speculation with contiguous caches: what the paged engine must equal, and its figures.
 
     python examples/engine/reference.py --pair mha --prompt FILE... [--lose-draft]
 
@@ -136,6 +136,8 @@ def main() -> None:
     for path in args.prompt:
         document = tokenizer.encode(path.read_text(encoding="utf-8")).ids
         prompt = copy_prompt(document, args.prompt_tokens)
+        if len(prompt) <= args.new_tokens:
+            raise SystemExit(f"{path} has {len(document)} tokens: too few to copy --new-tokens of")
         out = generate(target, head, prompt, args.new_tokens, lose_draft=args.lose_draft)
         alone = generate(target, head, prompt, len(out.tokens), guesses=0)
         want = document[24 : 24 + len(out.tokens)]

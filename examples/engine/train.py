@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -49,16 +50,23 @@ DRAFT_PHASES: list[Phase] = [
 ]
 
 
-def schedule(
-    phases: list[Phase], seconds: float, batches: Batches
-) -> Iterator[tuple[float, Batch]]:
-    """Yield (part of the time gone, batch) until `seconds` are over."""
-    started = time.monotonic()
-    while (gone := (time.monotonic() - started) / seconds) < 1:
+@dataclass(frozen=True)
+class Plan:
+    """How one model is trained."""
+
+    phases: list[Phase]
+    seconds: float
+    rate: float  # the highest learning rate
+
+
+def schedule(plan: Plan, batches: Batches) -> Iterator[tuple[float, Batch]]:
+    """Yield (part of the time gone, batch) until the time is over."""
+    started, whole = time.monotonic(), sum(phase[0] for phase in plan.phases)
+    while (gone := (time.monotonic() - started) / plan.seconds) < 1:
         until = 0.0
-        for share, tokens, rows, shortest, longest in phases:
-            until += share
-            if gone < until or until > 0.999:
+        for share, tokens, rows, shortest, longest in plan.phases:
+            until += share / whole
+            if gone < until:
                 yield gone, batches.draw(rows, tokens, shortest, longest)
                 break
 
@@ -97,11 +105,11 @@ def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
     return flat.view(labels.shape)
 
 
-def train_target(target: Target, batches: Batches, seconds: float, rate: float) -> None:
+def train_target(target: Target, batches: Batches, plan: Plan) -> None:
     """Next-token prediction; places that can be copied weigh ten times as much as the others."""
-    trainer = Trainer(target, rate)
+    trainer = Trainer(target, plan.rate)
     started, shown = time.monotonic(), 0.0
-    for gone, batch in schedule(TARGET_PHASES, seconds, batches):
+    for gone, batch in schedule(plan, batches):
         tokens, labels = batch.tokens[:, :-1], batch.tokens[:, 1:]
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         with torch.autocast(tokens.device.type, torch.bfloat16):
@@ -184,13 +192,11 @@ def draft_losses(
     return torch.stack(losses), torch.stack(right)
 
 
-def train_draft(
-    head: EagleHead, target: Target, batches: Batches, seconds: float, rate: float, *, chains: int
-) -> None:
+def train_draft(head: EagleHead, target: Target, batches: Batches, plan: Plan, chains: int) -> None:
     """Train the head on what its target says, only where that can be copied."""
-    trainer = Trainer(head, rate)
+    trainer = Trainer(head, plan.rate)
     started, shown = time.monotonic(), 0.0
-    for gone, batch in schedule(DRAFT_PHASES, seconds, batches):
+    for gone, batch in schedule(plan, batches):
         tokens = batch.tokens
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         with torch.autocast(tokens.device.type, torch.bfloat16):
@@ -244,13 +250,17 @@ def main() -> None:
         head = EagleHead(DraftConfig(), target.embedding)
     target.to(device).requires_grad_(True)
     head.to(device).requires_grad_(True)
+    # a trained pair needs no short sequences
+    target_phases = TARGET_PHASES[2:] if args.resume else TARGET_PHASES
+    draft_phases = DRAFT_PHASES[1:] if args.resume else DRAFT_PHASES
     target_seconds = args.seconds * args.target_share
     if target_seconds > 0:
-        train_target(target, batches, target_seconds, args.rate)
+        train_target(target, batches, Plan(target_phases, target_seconds, args.rate))
     with torch.no_grad():  # the head must learn from the target as it is stored
         for weight in target.requires_grad_(False).parameters():
             weight.copy_(weight.bfloat16().float())
-    train_draft(head, target, batches, args.seconds - target_seconds, args.rate, chains=args.chains)
+    plan = Plan(draft_phases, args.seconds - target_seconds, args.rate)
+    train_draft(head, target, batches, plan, args.chains)
     save_pair(args.out, target, head)
 
 
