@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import os
 import platform
 import re
@@ -20,7 +19,7 @@ from ..errors import HiCacheStorageError
 from ..middleware.stack import INNERMOST_FIRST
 from ..opening import open_store
 from ..testing.bench import kit_namespace
-from .listing import describe, reason_of
+from .listing import describe, is_installed, reason_of
 from .output import Answer, table
 from .stores import shown_url
 
@@ -58,8 +57,7 @@ def _versions() -> list[dict[str, Any]]:
     checks += [_check("ok", name, metadata.version(name)) for name in ("pluggy", "xxhash")]
     clients = {**EXTRAS, "torch": "torch", "metrics": "prometheus_client", "sglang": "sglang"}
     for extra, module in sorted(clients.items()):
-        # find_spec of a top-level name looks for it and imports nothing.
-        present = importlib.util.find_spec(module) is not None
+        present = is_installed(module)
         found = f"{module} is installed" if present else f"{module} is not installed"
         checks.append(_check("ok" if present else "note", f"extra {extra}", found))
     return checks
@@ -94,7 +92,7 @@ def _backends() -> list[dict[str, Any]]:
     checks = []
     for one in found.values():
         entry = describe(one, found)
-        state = "ok" if entry["status"] == "ok" else "wrong"
+        state = {"ok": "ok", "not installed": "note"}.get(entry["status"], "wrong")
         text = f"{one.distribution} {one.version}"
         reason = f": {entry['reason']}" if entry["reason"] else ""
         checks.append(_check(state, f"backend {one.name}", text + reason))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import traceback
 from typing import Any
 
 from ..config import describe_options
-from ..discovery import Found, find_backends, load_backend
+from ..discovery import EXTRAS, Found, find_backends, load_backend, missing_extra
 from ..errors import HiCacheStorageError, UnknownBackendError
 from .output import Answer, table
 
@@ -21,7 +22,7 @@ def run_list(arguments: argparse.Namespace) -> Answer:
             raise UnknownBackendError(arguments.backend)
         found = {arguments.backend: found[arguments.backend]}
     entries = [describe(one, found) for one in found.values()]
-    good = all(entry["status"] == "ok" for entry in entries)
+    good = all(entry["status"] in ("ok", "not installed") for entry in entries)
     return Answer(good, {"backends": entries}, _as_text(entries))
 
 
@@ -38,6 +39,11 @@ def describe(found: Found, everything: dict[str, Found]) -> dict[str, Any]:
         "scope": None,
         "options": [],
     }
+    client = EXTRAS.get(found.name)
+    if found.built_in and client is not None and not is_installed(client):
+        entry["status"] = "not installed"
+        entry["reason"] = missing_extra(found.name, ModuleNotFoundError(name=client))
+        return entry
     try:
         cls = load_backend(found.name, everything)
         entry["scope"] = getattr(cls, "scope", "shared")
@@ -48,6 +54,14 @@ def describe(found: Found, everything: dict[str, Found]) -> dict[str, Any]:
     if found.rivals and found.built_in:
         entry["reason"] = f"also offered by {', '.join(found.rivals)}, which is not used"
     return entry
+
+
+def is_installed(module: str) -> bool:
+    """Whether a top-level module can be found; imports nothing."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # it is in sys.modules and was put there to block it
+        return False
 
 
 def reason_of(error: BaseException) -> str:

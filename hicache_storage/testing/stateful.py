@@ -1,10 +1,6 @@
 """A hypothesis state machine: any order of calls on a store, against a dict. Needs hypothesis.
 
-    class TestMine(StoreMachine.TestCase): ...
-
-is made by `store_machine`:
-
-    TestMine = store_machine(lambda: "mine:///tmp/pages-" + uuid4().hex).TestCase
+TestMine = store_machine(lambda: "mine:///tmp/pages-" + uuid4().hex).TestCase
 """
 
 from __future__ import annotations
@@ -37,6 +33,12 @@ seeds = st.integers(0, 3)
 
 def _page(seed: int, key: str, size: int) -> bytes:
     return hashlib.shake_128(f"{seed} {key}".encode()).digest(size)
+
+
+def _scribble(buffers: list[bytearray]) -> None:
+    """Memory is reused once the call has returned."""
+    for buffer in buffers:
+        buffer[:] = b"\xee" * len(buffer)
 
 
 def store_machine(make: Callable[[], Where], **subject: Any) -> type[RuleBasedStateMachine]:
@@ -94,7 +96,9 @@ def store_machine(make: Callable[[], Where], **subject: Any) -> type[RuleBasedSt
         def set_pages(self, tenant: str, hashes: list[str], seed: int) -> None:
             space = self.spaces[tenant][0]
             pages = [_page(seed, key, TARGET_BYTES) for key in hashes]
-            assert self.store.batch_set(space, hashes, pages) == [True] * len(hashes)
+            memory = [bytearray(page) for page in pages]
+            assert self.store.batch_set(space, hashes, memory) == [True] * len(hashes)
+            _scribble(memory)
             for key, page in zip(hashes, pages, strict=True):
                 self.put(space, key, page)
 
@@ -105,6 +109,7 @@ def store_machine(make: Callable[[], Where], **subject: Any) -> type[RuleBasedSt
             hits = self.store.batch_get(space, hashes, buffers)
             self.check(space, hashes, hits, buffers)
             self.note_read(space, hashes)
+            _scribble(buffers)
 
         @rule(tenant=tenants, hashes=unique_lists)
         def look_up(self, tenant: str, hashes: list[str]) -> None:
@@ -159,6 +164,7 @@ def store_machine(make: Callable[[], Where], **subject: Any) -> type[RuleBasedSt
                     assert drafts[i] == self.model[draft.digest, key]
                 elif not required:
                     assert drafts[i] == bytes(DRAFT_BYTES)
+            _scribble(targets + drafts)
 
         @rule(tenant=tenants, page_hash=st.sampled_from(HASHES), is_draft=st.booleans())
         def lose_one(self, tenant: str, page_hash: str, is_draft: bool) -> None:

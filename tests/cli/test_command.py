@@ -265,8 +265,29 @@ def test_a_backend_whose_client_is_missing_is_listed_with_what_to_install() -> N
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
+    assert done.returncode == 0
     (entry,) = json.loads(done.stdout)["backends"]
-    assert "pip install 'hicache-storage[lmdb]'" in entry["reason"]
+    assert entry["status"] == "not installed"
+    assert entry["reason"] == "backend 'lmdb' needs lmdb: pip install 'hicache-storage[lmdb]'"
+
+
+def test_an_installation_without_extras_is_in_order() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('lmdb', 'boto3', 'botocore', 'torch', 'prometheus_client'):\n"
+        "    sys.modules[name] = None\n"
+        "from hicache_storage.cli import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    for arguments in (["list"], ["doctor", "memory://"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "pip install 'hicache-storage[s3]'" in done.stdout
 
 
 # -- check -------------------------------------------------------------------------------------
@@ -283,7 +304,7 @@ def test_check_needs_no_pytest(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 passed" in done.stdout
+    assert "9 passed" in done.stdout
     assert done.stderr == ""
 
 
@@ -403,7 +424,7 @@ def test_the_json_report_is_complete(run: Run) -> None:
         "clauses": document["clauses"]
     }
     assert document["passed"] is True
-    assert document["counts"] == {"passed": 7}
+    assert document["counts"] == {"passed": 8}
     assert document["store"] == "memory://"
     assert document["scope"] == "process"
     assert {"clause", "title", "result", "seconds", "reason"} == document["clauses"][0].keys()

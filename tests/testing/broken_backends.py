@@ -605,7 +605,7 @@ class ScansTwice(Around):
     @hookimpl
     def scan(self, prefix):
         found = list(self.inner.scan(prefix))
-        return iter([*found, *found[:1]])
+        return iter([*found, *found[-1:]])
 
 
 @breaks("8.2")
