@@ -95,14 +95,18 @@ def file_bytes(path: Any) -> int:
 class Child:
     """A Python process that runs `source`, with this module's names imported."""
 
-    def __init__(self, source: str, *arguments: object, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        source: str,
+        *arguments: object,
+        prefix: tuple[str, ...] = (),
+        variables: dict[str, str] | None = None,
+    ) -> None:
         head = "import os, sys, time\nfrom backends.lmdb_rig import *\n"
+        paths = [path for path in (*sys.path, str(TESTS)) if path]
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-c", head + textwrap.dedent(source), *map(str, arguments)],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(p for p in [*sys.path, str(TESTS)] if p),
-            },
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(variables or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -454,7 +454,10 @@ def test_a_process_that_keeps_dying_has_the_file_checked(
     assert walked == [1], "an orderly close between them settles it"
 
 
-def test_a_file_in_use_by_another_process_is_never_judged(tmp_path: Path) -> None:
+def test_a_file_in_use_by_another_process_is_never_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "walk", None)
     filled(tmp_path)
     user = Child(
         """
@@ -506,6 +509,21 @@ def test_a_file_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -
         opened(tmp_path)
     assert data(tmp_path).read_bytes() == shifted
     assert not aside(tmp_path)
+
+
+def test_a_new_file_has_the_format_that_every_release_reads(tmp_path: Path) -> None:
+    """Also where the client was told to make new files in the format of LMDB 1.0."""
+    child = Child(
+        "backend = opened(sys.argv[1]); store(backend, [1]); backend.close()",
+        tmp_path,
+        variables={"LMDB_DEFAULT_LIB_VERSION": "1"},
+    )
+    with child:
+        child.end()
+    assert extent(tmp_path).entries["pages"] == 1
+    backend = opened(tmp_path)
+    assert found(backend, [1]) == [True]
+    backend.close()
 
 
 def test_a_newer_layout_of_this_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

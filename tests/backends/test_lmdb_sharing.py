@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -226,6 +227,27 @@ def test_forks_while_other_threads_read_and_write_break_neither_side(tmp_path: P
     assert output == "good\n"
 
 
+@pytest.mark.parametrize("error", [None, KeyError("in the middle")])
+def test_a_reader_slot_is_free_as_soon_as_the_read_ends_whoever_still_knows_it(
+    tmp_path: Path, error: Exception | None
+) -> None:
+    """A fork that came later would find it in another thread's frame, and free it once more."""
+    backend = opened(tmp_path)
+    store(backend, [1])
+    known = []
+    with contextlib.suppress(KeyError), backend.environment.reading() as (txn, trees):
+        known.append(txn)
+        assert txn.get(b"nothing", db=trees.pages) is None
+        assert backend.environment.reader_count() == 1
+        if error is not None:
+            raise error
+    assert error is None or error.__traceback__ is not None
+    assert backend.environment.reader_count() == 0
+    with pytest.raises(AttributeError):
+        known[0].get(b"nothing")
+    backend.close()
+
+
 def test_a_child_born_in_the_middle_of_a_read_leaves_the_parents_reader_slot_alone(
     tmp_path: Path,
 ) -> None:
@@ -269,16 +291,19 @@ def test_a_child_born_in_the_middle_of_a_read_leaves_the_parents_reader_slot_alo
 def test_a_fork_by_c_code_is_noticed_at_the_next_use(tmp_path: Path) -> None:
     backend = opened(tmp_path)
     store(backend, range(3))
+    inherited = backend.environment.handle
     child = ctypes.CDLL(None).fork()
     if child == 0:
         status = 1
         try:
             assert found(backend, range(3)) == [True] * 3
             assert store(backend, [9]) == [True]
+            assert backend.environment.handle is not inherited
             status = 0
         finally:
             os._exit(status)
     assert end_of(child) == 0
+    assert backend.environment.handle is inherited
     assert found(backend, [0, 1, 2, 9]) == [True] * 4
     backend.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 UNLOCKED_BYTES = 128 << 10
 """From this length on, a copy lets other threads run. Assigning to a slice keeps the interpreter
@@ -58,22 +58,34 @@ def gather(target: memoryview, sources: Iterable[memoryview]) -> None:
     """Copies the sources one after the other to the beginning of `target`."""
     place = 0
     for source in sources:
-        copy(target[place : place + len(source)], source)
-        place += len(source)
+        end = place + len(source)
+        if end - place < UNLOCKED_BYTES:
+            target[place:end] = source
+        else:
+            copy(target[place:end], source)
+        place = end
 
 
-def scatter(targets: Sequence[memoryview], sources: Iterable[memoryview]) -> None:
+def scatter(targets: Iterable[memoryview], sources: Iterable[memoryview]) -> None:
     """Copies the sources, as one string of bytes, over the targets in order; equal in length."""
-    number, place = 0, 0
-    for source in sources:
-        start = 0
-        while start < len(source):
-            target = targets[number]
-            room = len(target) - place
-            if not room:
-                number, place = number + 1, 0
-                continue
-            length = min(room, len(source) - start)
-            copy(target[place : place + length], source[start : start + length])
+    more = iter(sources)
+    source, start, end = memoryview(b""), 0, 0
+    for target in targets:
+        length = len(target)
+        if length <= end - start:
+            if length < UNLOCKED_BYTES:
+                target[:] = source[start : start + length]
+            else:
+                copy(target, source[start : start + length])
             start += length
-            place += length
+            continue
+        place = 0
+        while place < length:
+            if start == end:
+                source = next(more)
+                start, end = 0, len(source)
+                continue
+            part = min(end - start, length - place)
+            copy(target[place : place + part], source[start : start + part])
+            place += part
+            start += part

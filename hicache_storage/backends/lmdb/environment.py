@@ -27,6 +27,28 @@ FORK_WAIT_S = 10.0
 _STEP_BYTES = 64 << 30
 
 
+class Reading:
+    """The calls of a read transaction, until it ends.
+
+    The client gives a reader's slot free only when the transaction object goes away, which would
+    be whenever the last frame that knows it does: in a forked child even, which has no such slot.
+    So nobody else gets hold of that object, and `end` is the end of it.
+    """
+
+    __slots__ = ("_abort", "cursor", "get", "id", "stat")
+
+    def __init__(self, transaction: Any) -> None:
+        self._abort = transaction.abort
+        self.cursor = transaction.cursor
+        self.get = transaction.get
+        self.id = transaction.id
+        self.stat = transaction.stat
+
+    def end(self) -> None:
+        self._abort()
+        del self._abort, self.cursor, self.get, self.id, self.stat
+
+
 class Environment:
     """An environment that all stores of this process share; see `sharing`. Thread-safe."""
 
@@ -51,14 +73,14 @@ class Environment:
     # -- transactions ------------------------------------------------------------------------
 
     @contextmanager
-    def reading(self) -> Iterator[tuple[Any, Trees]]:
+    def reading(self) -> Iterator[tuple[Reading, Trees]]:
         """A read transaction, giving views into the map, and the trees. Keep it short: pages
         freed since it began can't be reused before it ends."""
-        txn = self._begin(write=False)
+        reading = Reading(self._begin(write=False))
         try:
-            yield txn, self._known_trees()
+            yield reading, self._known_trees()
         finally:
-            txn.abort()
+            reading.end()
             self._gate.leave()
 
     @contextmanager

@@ -191,9 +191,7 @@ class Writer:
     def _no_room(self, error: lmdb.Error) -> bool:
         """Whether a commit failed for lack of room. A write that stops half way for lack of it
         is reported as an I/O error."""
-        if isinstance(error, (lmdb.MapFullError, lmdb.DiskError)):
-            return True
-        if any(text in str(error) for text in _NO_ROOM):
+        if isinstance(error, lmdb.MapFullError) or any(text in str(error) for text in _NO_ROOM):
             return True
         return os.strerror(errno.EIO) in str(error) and self._at_an_end()
 
