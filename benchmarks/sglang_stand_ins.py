@@ -71,9 +71,15 @@ def _empty_class(name: str, module: str) -> type:
 
         return core_schema.any_schema()
 
-    return _EmptyMeta(
-        name, (), {"__module__": module, "__get_pydantic_core_schema__": classmethod(schema)}
-    )
+    def take_anything(self: object, *args: Any, **kwargs: Any) -> None:
+        """Some are made when modules are imported, such as configurations of kernels."""
+
+    body = {
+        "__module__": module,
+        "__init__": take_anything,
+        "__get_pydantic_core_schema__": classmethod(schema),
+    }
+    return _EmptyMeta(name, (), body)
 
 
 class _Finder(MetaPathFinder, Loader):

@@ -48,8 +48,7 @@ def register() -> None:
     if "register" in _done:
         return
     _done.add("register")
-    if _step("choices", lambda: _hook(f"{ARGUMENTS}.ServerArgs.add_cli_args", widen)):
-        logger.info("hicache-storage: %s also takes %s", FLAG, ", ".join(names()))
+    _step("choices", lambda: _hook(f"{ARGUMENTS}.ServerArgs.add_cli_args", widen))
     when_imported(FACTORY, _hook_factory)
     when_imported(CONTROLLER, _hook_controller)
 
@@ -72,22 +71,29 @@ def tells_of_drafts() -> bool:
 def register_backends() -> None:
     """Adds the names to SGLang's registry and makes its factory make them."""
     factory = pkgutil.resolve_name(f"{FACTORY}:StorageBackendFactory")
-    for name, cls in names().items():
-        if name not in factory._registry:
-            factory.register_backend(name, MODULE, cls)
+    new = {name: cls for name, cls in names().items() if name not in factory._registry}
+    for name, cls in new.items():
+        factory.register_backend(name, MODULE, cls)
     _hook(f"{FACTORY}.StorageBackendFactory._create_builtin_backend", make, "AROUND")
+    logger.info("hicache-storage: storage backends %s are known to SGLang", ", ".join(new))
 
 
 def widen(result: Any, *args: Any, **kwargs: Any) -> None:
     """After ServerArgs.add_cli_args(parser): adds the names to the flag's choices."""
 
     def add() -> None:
-        for parser in (*args, *kwargs.values()):
-            for action in getattr(parser, "_actions", ()):
-                if FLAG in action.option_strings and action.choices is not None:
-                    new = [name for name in names() if name not in action.choices]
-                    action.choices = [*action.choices, *new]
-                    return
+        actions = [
+            action
+            for parser in (*args, *kwargs.values())
+            for action in getattr(parser, "_actions", ())
+            if FLAG in action.option_strings
+        ]
+        if not actions:
+            raise LookupError(f"there is no flag {FLAG}")
+        choices = actions[0].choices
+        if choices is not None and (new := [name for name in names() if name not in choices]):
+            actions[0].choices = [*choices, *new]
+            logger.info("hicache-storage: %s also takes %s", FLAG, ", ".join(new))
 
     _step("choices", add)
 
