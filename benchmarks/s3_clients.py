@@ -36,14 +36,14 @@ ROOT = Path(__file__).resolve().parents[1]
 BUCKET, ACCESS_KEY, SECRET_KEY = "bench", "ak-test", "sk-test"
 NGINX = """
 load_module /usr/lib/nginx/modules/ngx_http_dav_ext_module.so;
-worker_processes 2; daemon on; pid {folder}/pid; error_log {folder}/log warn; user root;
+worker_processes 2; daemon off; pid {folder}/pid; error_log {folder}/log warn; user root;
 events {{ worker_connections 1024; }}
 http {{
   map $request_method $tag {{ PUT '"x"'; default ""; }}
   access_log off; client_body_temp_path {folder}/tmp; client_max_body_size 0;
   keepalive_requests 1000000; keepalive_timeout 600s; sendfile on; tcp_nopush on; tcp_nodelay on;
   client_body_buffer_size 128k; etag on;
-  server {{ listen 127.0.0.1:{port}; root {folder}/data;
+  server {{ listen 127.0.0.1:{port} {tls}; root {folder}/data;
     location / {{ dav_methods PUT DELETE; create_full_put_path on;
                  add_header ETag $tag always; }} }}
 }}
@@ -118,6 +118,7 @@ def _config(cls: Any, task: Task) -> Any:
     return cls(
         bucket=BUCKET, prefix=task.prefix, endpoint=task.endpoint, region="us-east-1",
         access_key=ACCESS_KEY, secret_key=SECRET_KEY, concurrency=task.threads, deadline_s=60.0,
+        verify_tls=False,
     )  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def boto3(task: Task) -> Work:
     from botocore.config import Config
 
     client = sdk.Session().client(
-        "s3", endpoint_url=task.endpoint, region_name="us-east-1",
+        "s3", endpoint_url=task.endpoint, region_name="us-east-1", verify=False,
         aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY,
         config=Config(
             signature_version="s3v4", max_pool_connections=max(10, task.threads),
@@ -159,7 +160,8 @@ def obstore(task: Task) -> Work:
     store = S3Store(
         BUCKET, endpoint=task.endpoint, region="us-east-1", access_key_id=ACCESS_KEY,
         secret_access_key=SECRET_KEY, virtual_hosted_style_request=False,
-        unsigned_payload=True, client_options={"allow_http": True},
+        unsigned_payload=True,
+        client_options={"allow_http": True, "allow_invalid_certificates": True},
     )  # fmt: skip
 
     def put(name: str, buffer: memoryview) -> None:
@@ -178,7 +180,7 @@ def s3fs(task: Task) -> Work:
 
     fs = filesystem.S3FileSystem(
         key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=task.endpoint, use_listings_cache=False,
-        client_kwargs={"region_name": "us-east-1"},
+        client_kwargs={"region_name": "us-east-1", "verify": False},
         config_kwargs={
             "max_pool_connections": task.threads, "s3": {"addressing_style": "path"},
             "request_checksum_calculation": "when_required",
@@ -322,19 +324,31 @@ class Worker:
 # coordinator
 
 
-def start_nginx() -> tuple[str, Callable[[], None]]:
-    folder = tempfile.mkdtemp(prefix="nginx-")
+def start_nginx(tls: bool = False) -> tuple[str, Callable[[], None]]:
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # it is the clients that count
+    folder = tempfile.mkdtemp(prefix="nginx-", dir=memory)
     for name in ("tmp", f"data/{BUCKET}"):
         os.makedirs(f"{folder}/{name}")
     port = 18755
-    Path(folder, "conf").write_text(NGINX.format(folder=folder, port=port))
-    subprocess.run(["nginx", "-c", f"{folder}/conf"], check=True)
+    extra = f"ssl; ssl_certificate {folder}/pem; ssl_certificate_key {folder}/pem" if tls else ""
+    if tls:
+        make = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1"
+        files = ["-keyout", f"{folder}/key", "-out", f"{folder}/crt"]
+        subprocess.run(["openssl", *make.split(), *files], check=True, capture_output=True)
+        parts = [Path(folder, name).read_bytes() for name in ("key", "crt")]
+        Path(folder, "pem").write_bytes(b"".join(parts))
+    Path(folder, "conf").write_text(NGINX.format(folder=folder, port=port, tls=extra))
+    server = subprocess.Popen(["nginx", "-c", f"{folder}/conf"])
+    while not Path(folder, "pid").exists():
+        assert server.poll() is None, "nginx ended"
+        time.sleep(0.05)
 
     def stop() -> None:
-        os.kill(int(Path(folder, "pid").read_text()), 15)
+        server.terminate()
+        server.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
-    return f"http://127.0.0.1:{port}", stop
+    return f"http{'s' if tls else ''}://127.0.0.1:{port}", stop
 
 
 def start_seaweedfs() -> tuple[str, Callable[[], None]]:
@@ -350,7 +364,11 @@ def start_seaweedfs() -> tuple[str, Callable[[], None]]:
     return server.url, server.stop
 
 
-SERVERS = {"nginx": start_nginx, "seaweedfs": start_seaweedfs}
+SERVERS = {
+    "nginx": start_nginx,
+    "nginx-tls": lambda: start_nginx(tls=True),
+    "seaweedfs": start_seaweedfs,
+}
 
 
 def measure(task: Task, clients: list[str], rounds: int, python: str) -> dict[str, Any]:

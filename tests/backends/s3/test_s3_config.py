@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from backends.s3.misbehaving_server import MisbehavingServer
 from backends.s3.rig import KEYS, NAMESPACE, Opened, page
+from s3_servers import Server
 
+import hicache_storage
 from hicache_storage import ConfigError, Namespace, open_store
 from hicache_storage.backends.s3 import S3Backend, S3Config
 from hicache_storage.backends.s3.names import Names
-from hicache_storage.config import build_config, split_url
+from hicache_storage.config import build_config, describe_options, split_url
 
 Open = Callable[..., Opened]
 DOCS = Path(__file__).parents[3] / "docs/backends/s3.md"
@@ -135,18 +137,39 @@ def test_object_names_spread_over_the_store(
     backend.close()
 
 
+def test_the_docs_have_every_option_and_its_default() -> None:
+    rows = re.findall(r"^\| (`[a-z_`, ]+) \| ([^|]+) \|", DOCS.read_text(), re.MULTILINE)
+    shown = {name: default for names, default in rows for name in re.findall("[a-z_]+", names)}
+    options = {option["name"]: option["default"] for option in describe_options(S3Config)}
+    assert options.keys() <= shown.keys()
+    for name, default in options.items():
+        if isinstance(default, bool):
+            assert shown[name].startswith(str(default).lower())
+        elif isinstance(default, (int, float)):
+            assert shown[name] == f"{default:g}"
+
+
 @pytest.mark.servers
-def test_the_examples_of_the_docs_open_a_store(moto: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every store URL of the page, against a real endpoint instead of the ones it names."""
-    urls = sorted(set(re.findall(r's3://[^\s"`\')]+', DOCS.read_text())))
-    assert len(urls) >= 5
+def test_the_examples_of_the_docs_open_a_store(
+    moto: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code, and every store URL of the page, at a real endpoint instead of those it names."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    monkeypatch.setenv("AWS_PROFILE", "")
-    for url in urls:
-        if "..." in url or url.isupper() or "BUCKET" in url:
-            continue
-        options = {"endpoint": moto.url, "create_bucket": True, "profile": None, "ca_file": None}
+    opened = []
+
+    def open_here(url: str, **options: Any) -> None:
+        options |= {"endpoint": moto.url, "create_bucket": True, "ca_file": None}
         with open_store(url, **options) as store:
             assert store.batch_set(NAMESPACE, [KEYS[0]], [page(0)]) == [True]
             assert store.exists(NAMESPACE, [KEYS[0]]) == 1
+            opened.append(url)
+
+    text = DOCS.read_text()
+    monkeypatch.setattr(hicache_storage, "open_store", open_here)
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(code, {})
+    assert len(opened) == 3
+    for url in sorted(set(re.findall(r's3://[^\s"`\')]+', text))):
+        open_here(url)
+    assert len(opened) >= 8
