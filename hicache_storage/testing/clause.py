@@ -23,7 +23,7 @@ NEEDS = {
     "empty": "a store that holds nothing (or --destructive)",
     "private": "a store that nobody else uses (or --destructive)",
     "named": "a store that `open_store` opens by its URL or mapping",
-    "secrets": "an option declared secret, with a value",
+    "secrets": "an option declared secret, with a text of 6 characters or more",
 }
 """What a clause may ask for besides the three required hooks, in words for reports."""
 

@@ -11,8 +11,12 @@ from ..opening import _backend_and_options
 from .subject import Subject
 
 
+SHORTEST = 6
+
+
 def secret_values(subject: Subject) -> dict[str, str]:
-    """The subject's secret options that have a value, by name; none for an opener of its own."""
+    """The subject's secret options that have a value, text of 6 characters or more, by name; none
+    for an opener of its own."""
     if subject.opener != Subject.opener:
         return {}
     name, given = _backend_and_options(subject.where)
@@ -22,7 +26,10 @@ def secret_values(subject: Subject) -> dict[str, str]:
     own, _ = split_middleware(given)
     config = build_config(cls, name, own)
     return {
-        field.name: str(getattr(config, field.name))
+        field.name: value
         for field in dataclasses.fields(cls)
-        if not field.repr and getattr(config, field.name)
+        if not field.repr
+        and isinstance(value := getattr(config, field.name), str)
+        # A shorter one could stand in any text by chance.
+        and len(value) >= SHORTEST
     }

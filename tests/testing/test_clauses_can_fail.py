@@ -7,7 +7,7 @@ import pytest
 from testing import broken_backends, leaky_backend
 from testing.broken_backends import BREAKS
 
-from hicache_storage import PairedStore
+from hicache_storage import PairedStore, hookimpl
 from hicache_storage.keys import draft_key, tagged_key
 from hicache_storage.pairing import PairCount, leading_run
 from hicache_storage.testing.clause import ClauseFailed
@@ -181,6 +181,21 @@ def test_the_clause_on_secrets_fails_for_a_backend_that_shows_one(leaky):
 def test_the_clause_on_secrets_holds_once_it_does_not(leaky, monkeypatch):
     monkeypatch.setattr("testing.leaky_backend.LeakyBackend.__repr__", object.__repr__)
     run_clause(CLAUSE["10.1"], leaky)
+
+
+def test_the_clause_on_secrets_fails_for_an_error_that_shows_a_wrong_one(leaky, monkeypatch):
+    monkeypatch.setattr(leaky_backend.LeakyBackend, "__repr__", object.__repr__)
+    reading = leaky_backend.LeakyBackend.batch_get
+
+    @hookimpl
+    def refuses_the_wrong_one(self, keys, buffers):
+        if self.password.text != "hunter2-very-secret":
+            raise PermissionError(f"{self.password.text} is not the password")
+        return reading(self, keys, buffers)
+
+    monkeypatch.setattr(leaky_backend.LeakyBackend, "batch_get", refuses_the_wrong_one)
+    with pytest.raises(ClauseFailed, match="an error about a wrong password shows"):
+        run_clause(CLAUSE["10.1"], leaky)
 
 
 @pytest.mark.parametrize("harm", ["descriptor", "thread"])

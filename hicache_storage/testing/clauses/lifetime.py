@@ -157,8 +157,9 @@ def _settle(done: Callable[[], bool]) -> None:
 
 @clause("10.1", "No text shows a secret", needs=["secrets"])
 def no_secret_shown(bench: Bench) -> None:
-    """The repr and str of the backend, its config and the store, and of the error for another
-    option of the same URL that is wrong, don't contain the value of a secret option."""
+    """The repr and str of the backend, its config and the store, of the error for another option
+    of the same URL that is wrong, and of what comes of a secret that is wrong itself, don't
+    contain the value of a secret option."""
     secrets = secret_values(bench.subject)
     store = bench.store
     backend = bench.raw().backend
@@ -175,6 +176,24 @@ def no_secret_shown(bench: Bench) -> None:
         shown["an error about another option"] = f"{error} {error!r} {error.__cause__}"
     else:
         raise ClauseFailed("the option 'no_such_option' was accepted")
+    for name, secret in list(secrets.items()):
+        secrets[f"{name}, given wrong"] = secret[::-1] + "Wrong1"
+        shown[f"an error about a wrong {name}"] = _tried_with(bench, name, secret[::-1] + "Wrong1")
     for place, text in shown.items():
         for name, secret in secrets.items():
             expect(secret not in text, f"{place} shows the secret option {name!r}")
+
+
+def _tried_with(bench: Bench, name: str, wrong: str) -> str:
+    """What the errors say, if there are any, of opening and reading with another secret."""
+    said = []
+    try:
+        store = bench.open(**{name: wrong})
+        namespace = bench.namespace()
+        store.batch_get(namespace, bench.keys(1), buffers_for(namespace, 1))
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            said.append(f"{cause} {cause!r}")
+            cause = cause.__cause__ or cause.__context__
+    return " ".join(said)
