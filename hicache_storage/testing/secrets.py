@@ -10,7 +10,6 @@ from ..middleware.stack import split_middleware
 from ..opening import _backend_and_options
 from .subject import Subject
 
-
 SHORTEST = 6
 
 
