@@ -6,6 +6,7 @@ the files and the others find them judged.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import logging
 import os
@@ -35,6 +36,8 @@ MOST_UNCLOSED = 3
 
 SETUP_WAIT_S = 60.0
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
 @contextmanager
@@ -123,12 +126,23 @@ def _examine(fd: int, path: str, read_only: bool) -> None:
     if short:
         # Its last pages are free and were never written; now it need not be walked again.
         with suppress(OSError):
-            os.posix_fallocate(fd, needed_bytes(meta) - 1, 1)
+            lengthen(fd, needed_bytes(meta) - 1, 1)
     if doubtful:
         for mark in (SUSPECT, UNSYNCED):
             with suppress(FileNotFoundError):
                 os.unlink(f"{path}/{mark}")
     _write(f"{path}/{UNCLOSED}", "1" if doubtful else str(unclosed + 1))
+
+
+def lengthen(fd: int, offset: int, length: int) -> None:
+    """Gives the file room there, and makes it longer if need be, but never shorter.
+
+    Unlike `os.posix_fallocate` it writes nothing where a file system has no such call: another
+    process may be writing there. Raises OSError.
+    """
+    if _libc.fallocate(fd, 0, offset, length):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def note_closed(path: str) -> None:

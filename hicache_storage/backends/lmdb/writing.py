@@ -12,7 +12,7 @@ from ...failures import FailureLog
 from ...page import PageSpans, spans_bytes
 from .config import LmdbConfig
 from .environment import Environment
-from .judging import DATA
+from .judging import DATA, lengthen
 from .recency import Recency, now_ms
 from .records import MOST_PAGE_BYTES, Changes
 
@@ -199,7 +199,7 @@ class Writer:
         """Whether the disk, a quota or a limit keeps the data file from growing."""
         fd = os.open(f"{self._environment.path}/{DATA}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.posix_fallocate(fd, os.fstat(fd).st_size, max(self._sizes) + _SPARE_BYTES)
+            lengthen(fd, os.fstat(fd).st_size, max(self._sizes) + _SPARE_BYTES)
         except OSError as error:
             return error.errno in _NO_ROOM_CODES
         finally:
