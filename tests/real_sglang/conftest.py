@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from s3_servers import seaweedfs
@@ -47,6 +48,32 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     for context in reversed(undo):
         if context is not None:
             context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def serve(rank: Any) -> Iterator[Callable[..., Any]]:
+    """`serve(url, config, calls="in place", **options)`: a server; stopped after the test.
+
+    `calls` "flat": SGLang passes pages as flat tensors, as it does to a backend without zero copy.
+    """
+    from real_sglang.controllers import Server, set_arguments
+
+    set_arguments()
+    servers: list[Any] = []
+
+    def make(url: str, config: Any = None, *, calls: str = "in place", **options: Any) -> Any:
+        extra = {"url": url, "revision": "r1", **(config or {})}
+        server = Server("hicache_storage", extra, **options)
+        servers.append(server)
+        if calls == "flat":
+            control = server.controller
+            control.page_get_func = control._generic_page_get
+            control.page_set_func = control._generic_page_set
+        return server
+
+    yield make
+    for server in servers:
+        server.stop()
 
 
 @pytest.fixture

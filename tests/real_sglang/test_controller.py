@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -33,31 +32,6 @@ MODULE = "hicache_storage.adapters.sglang"
 TOKENS = list(range(100, 100 + 5 * PAGE))
 
 
-@pytest.fixture(autouse=True)
-def ready(rank: Any) -> None:
-    set_arguments()
-
-
-@pytest.fixture
-def serve(store_url: Callable[[str], str]) -> Iterator[Callable[..., Server]]:
-    """`serve(url, calls, **options)`: a server; stopped after the test."""
-    servers: list[Server] = []
-
-    def make(url: str, calls: str = "in place", config: Any = None, **options: Any) -> Server:
-        extra = {"url": url, "revision": "r1", **(config or {})}
-        server = Server("hicache_storage", extra, **options)
-        servers.append(server)
-        if calls == "flat":
-            control = server.controller
-            control.page_get_func = control._generic_page_get
-            control.page_set_func = control._generic_page_set
-        return server
-
-    yield make
-    for server in servers:
-        server.stop()
-
-
 def names_of(server: Server) -> tuple[str, str]:
     control = server.controller
     return control.page_get_func.__name__, control.page_set_func.__name__
@@ -77,13 +51,13 @@ def test_pages_come_back_after_a_restart(
     serve: Any, store_url: Any, kind: str, layout: str, calls: str, backend: str
 ) -> None:
     url = store_url(backend)
-    before = serve(url, calls, kind=kind, layout=layout)
+    before = serve(url, calls=calls, kind=kind, layout=layout)
     before.fill(1)
     written, stored = before.write(TOKENS)
     assert stored == len(TOKENS)
     wanted = before.pages(written)
     before.stop()
-    after = serve(url, calls, kind=kind, layout=layout)
+    after = serve(url, calls=calls, kind=kind, layout=layout)
     read, came = after.prefetch(TOKENS)
     assert came == len(TOKENS)
     assert after.pages(read) == wanted
@@ -100,10 +74,10 @@ def test_every_call_gives_the_same_object(
     url = store_url("file")
     for writer, reader in itertools.permutations(CALLS, 2):
         tokens = [token + 1000 * (writer == "flat") for token in TOKENS]
-        first = serve(url, writer, kind=kind, layout=layout)
+        first = serve(url, calls=writer, kind=kind, layout=layout)
         first.fill(2)
         written, stored = first.write(tokens)
-        second = serve(url, reader, kind=kind, layout=layout)
+        second = serve(url, calls=reader, kind=kind, layout=layout)
         read, came = second.prefetch(tokens)
         assert (stored, came) == (len(tokens), len(tokens))
         assert second.pages(read) == first.pages(written)
@@ -174,9 +148,9 @@ def test_servers_of_another_configuration_never_meet(serve: Any, store_url: Any)
         serve(url, layout="page_first_direct"),
         serve(url, kind="mla"),
         serve(url, dtype=torch.float16),
-        serve(url, config={"tenant": "t"}),
-        serve(url, config={"revision": "r2"}),
-        serve(url, config={"model": "org/other"}),
+        serve(url, {"tenant": "t"}),
+        serve(url, {"revision": "r2"}),
+        serve(url, {"model": "org/other"}),
     ]
     assert [server.prefetch(TOKENS)[1] for server in same] == [len(TOKENS)]
     assert [server.prefetch(TOKENS)[1] for server in others] == [0] * len(others)
