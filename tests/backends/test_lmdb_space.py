@@ -22,6 +22,7 @@ from backends.lmdb_rig import (
 )
 
 from hicache_storage import BackendError
+from hicache_storage.backends.lmdb import backend as backend_module
 from hicache_storage.backends.lmdb import compact, inspect, judging
 from hicache_storage.backends.lmdb.recency import AT_ONCE
 
@@ -74,6 +75,25 @@ def found_by_length(backend: object, numbers: range, size: int) -> None:
     """Reads pages whose content isn't looked at."""
     buffers = [(memoryview(bytearray(64)), memoryview(bytearray(size))) for _ in numbers]
     backend.batch_get([key(number) for number in numbers], buffers)  # type: ignore[attr-defined]
+
+
+def test_a_long_batch_is_read_and_looked_up_in_several_transactions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opened(tmp_path)
+    store(backend, range(30))
+    assert backend_module.READ_S <= 0.05, "seconds for which pages freed meanwhile are pinned"
+    monkeypatch.setattr(backend_module, "READ_S", 0.0)
+    begun: list[bool] = []
+    begin = backend.environment._begin
+    monkeypatch.setattr(
+        backend.environment, "_begin", lambda write: begun.append(write) or begin(write=write)
+    )
+    assert found(backend, range(31)) == [True] * 30 + [False]
+    assert begun == [False] * 31
+    assert backend.exists([key(number) for number in range(31)]) == 30
+    assert begun == [False] * 62
+    backend.close()
 
 
 def test_a_scan_that_is_left_half_way_pins_nothing(tmp_path: Path) -> None:

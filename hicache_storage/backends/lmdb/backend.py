@@ -74,14 +74,13 @@ class LmdbBackend:
         with self._translated("exists"):
             while count < len(keys):
                 until_s = time.monotonic() + READ_S
-                with (
-                    self.environment.reading() as (txn, trees),
-                    txn.cursor(db=trees.pages) as cursor,
-                ):
-                    while count < len(keys) and time.monotonic() < until_s:
-                        if not cursor.set_key(keys[count].encode()):
-                            return count
-                        count += 1
+                with self._cursor() as cursor:
+                    for i in range(count, len(keys)):
+                        if not cursor.set_key(keys[i].encode()):
+                            return i
+                        count = i + 1
+                        if time.monotonic() > until_s:
+                            break
         return count
 
     @hookimpl
