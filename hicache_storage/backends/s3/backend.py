@@ -141,8 +141,8 @@ class S3Backend:
             from .control import Control
             from .session import open_session
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in ("boto3", "botocore"):
-                raise
+            if error.name not in ("boto3", "botocore"):
+                raise  # boto3 is there, and broken inside
             raise ConfigError(
                 "backend 's3' needs boto3: pip install 'hicache-storage[s3]'"
             ) from error
