@@ -25,7 +25,7 @@ from backends.lmdb_rig import (
 )
 
 from hicache_storage import BackendError, BackendUnavailable, ConfigError
-from hicache_storage.backends.lmdb import LmdbBackend, judging, mounts, opening
+from hicache_storage.backends.lmdb import LmdbBackend, datafile, judging, mounts, opening
 from hicache_storage.backends.lmdb import environment as environment_module
 from hicache_storage.backends.lmdb.datafile import needed_bytes, read_meta
 
@@ -359,15 +359,34 @@ def test_damage_that_lmdb_meets_at_work_is_checked_at_the_next_opening(
 def tree_pages(directory: Path) -> list[int]:
     """Numbers of the leaf pages in the file that are in use."""
     raw = data(directory).read_bytes()
+    with open(data(directory), "rb") as file:
+        walked = datafile._Walk(file.fileno(), read_meta(file.fileno()), True)
+        walked.run()
     return [
         number
         for number in range(2, len(raw) // 4096)
-        if struct.unpack_from("=QHH", raw, number * 4096)[::2] == (number, 2)
+        if walked._taken[number] == 1
+        and struct.unpack_from("=QHH", raw, number * 4096)[::2] == (number, 2)
     ]
 
 
+def long_values(raw: bytes, leaf: int) -> list[int]:
+    """Where the entries of a leaf page name the pages of their values, if those are long."""
+    (lower,) = struct.unpack_from("=H", raw, leaf + 12)
+    places = []
+    for offset in range(16, lower, 2):
+        node = leaf + struct.unpack_from("=H", raw, leaf + offset)[0]
+        flags, key_length = struct.unpack_from("=HH", raw, node + 4)
+        if flags == 1:
+            places.append(node + 8 + key_length)
+    return places
+
+
 @pytest.mark.parametrize("doubt", ["suspect", "unsynced", "unclosed"])
-@pytest.mark.parametrize("damage", ["none", "tree page", "start of a body", "free list"])
+@pytest.mark.parametrize(
+    "damage",
+    ["none", "tree page", "start of a body", "number of a body", "one body twice", "free list"],
+)
 def test_a_doubtful_file_is_walked_and_given_up_only_if_it_is_damaged(
     tmp_path: Path, doubt: str, damage: str
 ) -> None:
@@ -382,10 +401,16 @@ def test_a_doubtful_file_is_walked_and_given_up_only_if_it_is_damaged(
         if damage == "tree page":
             file.seek(max(tree_pages(tmp_path)) * 4096 + 8)
             file.write(bytes(200))
-        elif damage == "start of a body":
+        elif damage.endswith("of a body"):
             place = raw.find(struct.pack("=HHI", 0, 4, 2), 8192) - 8
             file.seek(place)
-            file.write(bytes(16))
+            file.write(bytes(8 if damage.startswith("number") else 16))
+        elif damage == "one body twice":
+            # Two entries of the tree of bodies that name the same pages.
+            leaf = next(n * 4096 for n in tree_pages(tmp_path) if long_values(raw, n * 4096))
+            first, second = long_values(raw, leaf)[:2]
+            file.seek(second)
+            file.write(raw[first : first + 8])
         elif damage == "free list":
             # A free page's number becomes that of a page in use: sooner or later overwritten.
             meta = read_meta(file.fileno())

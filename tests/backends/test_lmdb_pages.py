@@ -530,6 +530,7 @@ def test_a_gate_lets_many_through_or_one_alone() -> None:
         for _ in range(50):
             with gate.alone():
                 state["alone"] += 1
+                time.sleep(0.0005)
                 if state["inside"] or state["alone"] != 1:
                     failures.append("not alone")
                 state["alone"] -= 1
@@ -538,6 +539,7 @@ def test_a_gate_lets_many_through_or_one_alone() -> None:
         for _ in range(50):
             gate.enter()
             with gate.sole():
+                time.sleep(0.0005)
                 if state["inside"] or state["alone"]:
                     failures.append("not the only one")
             gate.leave()

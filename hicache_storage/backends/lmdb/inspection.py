@@ -12,7 +12,7 @@ import lmdb
 
 from ...errors import BackendError
 from .datafile import Damaged, Extent, Meta, OtherFormat, read_metas, walk
-from .judging import COPY, DATA, LOCK, in_use, setup_lock, sweep
+from .judging import COPY, DATA, in_use, setup_lock, sweep
 from .records import TREES, read_totals
 from .sharing import borrow, is_open, release
 
@@ -139,8 +139,6 @@ def _replace(copy: str, directory: str) -> None:
     with open(copy, "rb") as file:
         os.fsync(file.fileno())
     os.replace(copy, f"{directory}/{DATA}")
-    # Its transaction numbers start anew; the next opener makes a lock file that agrees.
-    os.unlink(f"{directory}/{LOCK}")
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
