@@ -93,11 +93,12 @@ class FileBackend:
         session = self._here()
         require(session.root.path)
         with translated("usage"):
-            balance = session.space.balance()
-            if balance is not None:
-                return Usage(balance.pages, balance.stored_bytes, self._config.capacity)
+            balance, capacity = session.space.balance(), self._config.capacity
+            # In the middle of a recount the ledger may say too much; then the files say it.
+            if balance is not None and capacity and balance.total.stored_bytes <= capacity:
+                return Usage(balance.total.pages, balance.total.stored_bytes, capacity)
             sizes = [page.stored_bytes for page in pages(session.root.path)]
-            return Usage(len(sizes), sum(sizes))
+            return Usage(len(sizes), sum(sizes), None if balance is None else capacity)
 
     @hookimpl
     def flush(self) -> None:

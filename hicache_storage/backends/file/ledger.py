@@ -1,13 +1,15 @@
 """Ledger: how many bytes of pages a root holds, agreed on by all processes that write to it.
 
-A small file under an exclusive flock. Room is reserved before a page is written and settled
-after, so the sum never passes the capacity; a process that dies between leaves its reservation
-counted. So the ledger may say too much, never too little, and a recount (`begin_recount`, a
-scan, `end_recount`) makes it true again - also after someone removed files by hand.
+A small file under a lock. Room is reserved before a page is written and settled after, so the
+sum never passes the capacity. A process that dies between leaves its reservation counted: the
+ledger may say too much, never too little. A recount (`begin_recount`, a walk, `end_recount`)
+makes it true again, also after someone removed files by hand.
 
-A recount takes a while and others go on writing. Everything reserved after it began is added to
-what the scan found; so is every reservation from before that is settled after. What was removed
-meanwhile is not taken off: too much again, until the next recount.
+A recount takes a while, and others go on writing. To what its walk found it adds what was
+reserved since it began, and what was reserved before and not yet settled when it ended: such a
+page may have been published behind the walk's back. A reservation that nobody settles drops out
+one recount later. What shrinks or goes while a recount begins, runs or ends is not taken off,
+as the walk may have missed it already; the next recount corrects that.
 """
 
 from __future__ import annotations
@@ -17,40 +19,67 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .lockfile import LockFile
 
-_FIELDS = struct.Struct("<4sI16sqqqqQQd")
+_FIELDS = struct.Struct("<4sI16s8q4Qd")
 _MAGIC = b"HKVL"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+class Amount(NamedTuple):
+    """Bytes, and the pages that they belong to."""
+
+    stored_bytes: int = 0
+    pages: int = 0
+
+    def plus(self, other: Amount) -> Amount:
+        return Amount(self[0] + other[0], self[1] + other[1])
+
+    def minus(self, other: Amount) -> Amount:
+        return Amount(self[0] - other[0], self[1] - other[1])
+
+    def at_least_none(self) -> Amount:
+        return Amount(max(self[0], 0), max(self[1], 0))
+
+
+class Mark(NamedTuple):
+    """Where the recounts stood at some moment."""
+
+    begun: int = 0
+    ended: int = 0
+    """Number of the latest recount that ended; 0 if the pages were never counted."""
 
 
 @dataclass
 class Balance:
     """What the ledger says."""
 
-    stored_bytes: int = 0
-    """Bytes of pages, reserved ones included."""
-    pages: int = 0
-    since_bytes: int = 0
+    total: Amount = field(default_factory=Amount)
+    """All pages, and what is reserved for more."""
+    since: Amount = field(default_factory=Amount)
     """Of these, added since the latest recount began."""
-    since_pages: int = 0
-    begun: int = 0
-    """Recounts begun since the file was made."""
-    ended: int = 0
-    """Number of the latest recount that ended; 0 if the figures were never counted."""
+    unsettled: Amount = field(default_factory=Amount)
+    """Reserved since then and not settled."""
+    older: Amount = field(default_factory=Amount)
+    """Reserved before, since recount number `oldest` began, and not settled."""
+    oldest: int = 0
+    counted: int = 0
+    """`total` has the reservations made since this recount began, settled or not."""
+    mark: Mark = field(default_factory=Mark)
+    """Recounts since the machine started."""
     recounted_s: float = 0.0
-    """When, in seconds since the epoch."""
+    """When the latest recount ended, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
 class Reservation:
     """Room taken for pages that are about to be written."""
 
-    reserved_bytes: int
-    pages: int
-    begun: int
+    amount: Amount
+    mark: Mark = field(default_factory=Mark)
 
 
 class Ledger:
@@ -62,8 +91,8 @@ class Ledger:
         self.close = self._file.close
 
     def read(self) -> Balance:
-        """The present balance. `ended` is 0 if nobody counted since the machine started: after
-        a power cut the file may be older than the pages."""
+        """The present balance. After a start of the machine it is that of a new file: a power
+        cut may have left the file older than the pages."""
         with self._changing() as balance:
             return balance
 
@@ -74,57 +103,63 @@ class Ledger:
         that doesn't fit."""
         with self._changing() as balance:
             if capacity is not None:
-                wanted_bytes = min(wanted_bytes, capacity - balance.stored_bytes)
+                wanted_bytes = min(wanted_bytes, capacity - balance.total.stored_bytes)
             if wanted_bytes < least_bytes:
                 return None
-            balance.stored_bytes += wanted_bytes
-            balance.since_bytes += wanted_bytes
-            balance.pages += pages
-            balance.since_pages += pages
-            return Reservation(wanted_bytes, pages, balance.begun)
+            amount = Amount(wanted_bytes, pages)
+            balance.total = balance.total.plus(amount)
+            balance.since = balance.since.plus(amount)
+            balance.unsettled = balance.unsettled.plus(amount)
+            return Reservation(amount, balance.mark)
 
-    def settle(self, reservation: Reservation, added_bytes: int, added_pages: int) -> Balance:
+    def settle(self, reservation: Reservation, added: Amount) -> Balance:
         """Puts what was really added (replaced pages taken off) in the reservation's place; the
         balance after that."""
         with self._changing() as balance:
-            if reservation.begun == balance.begun:
-                # No recount began since: it stands in both sums.
-                balance.since_bytes += added_bytes - reservation.reserved_bytes
-                balance.since_pages += added_pages - reservation.pages
+            begun, ended = balance.mark
+            if reservation.mark != (begun, ended) or ended < begun:
+                added = added.at_least_none()
+            change = added.minus(reservation.amount)
+            if reservation.mark.begun == begun:
+                balance.unsettled = balance.unsettled.minus(reservation.amount)
+                balance.since = balance.since.plus(change)
             else:
-                balance.since_bytes += max(added_bytes, 0)
-                balance.since_pages += max(added_pages, 0)
-            if balance.ended > reservation.begun:
-                # A recount that began later has ended; it left the reservation out.
-                balance.stored_bytes += max(added_bytes, 0)
-                balance.pages += max(added_pages, 0)
-            else:
-                balance.stored_bytes += added_bytes - reservation.reserved_bytes
-                balance.pages += added_pages - reservation.pages
+                balance.since = balance.since.plus(added)
+                if reservation.mark.begun >= balance.oldest:
+                    balance.older = balance.older.minus(reservation.amount)
+            if reservation.mark.begun >= balance.counted:
+                balance.total = balance.total.plus(change)
+            else:  # in flight during two recounts: the total has left it out
+                balance.total = balance.total.plus(added)
             return balance
 
-    def release(self, removed_bytes: int, removed_pages: int) -> None:
-        """Takes off pages that were removed."""
+    def release(self, removed: Amount, mark: Mark) -> None:
+        """Takes off pages that were removed since the ledger was at `mark`."""
         with self._changing() as balance:
-            balance.stored_bytes = max(balance.stored_bytes - removed_bytes, 0)
-            balance.pages = max(balance.pages - removed_pages, 0)
+            if mark == balance.mark:
+                balance.total = balance.total.minus(removed).at_least_none()
 
     def begin_recount(self) -> int:
         """The recount's number, for `end_recount`. One process at a time recounts."""
         with self._changing() as balance:
-            balance.begun += 1
-            balance.since_bytes = balance.since_pages = 0
-            return balance.begun
+            begun, ended = balance.mark
+            if ended == begun:
+                balance.older, balance.oldest = balance.unsettled, begun
+            else:  # whoever began the last one died
+                balance.older = balance.older.plus(balance.unsettled)
+            balance.unsettled = balance.since = Amount()
+            balance.mark = Mark(begun + 1, ended)
+            return begun + 1
 
-    def end_recount(self, number: int, found_bytes: int, found_pages: int) -> None:
-        """Makes what a scan found, and what was added meanwhile, the balance."""
+    def end_recount(self, number: int, found: Amount) -> None:
+        """Makes what a walk found, and what came meanwhile, the balance."""
         with self._changing() as balance:
-            if number != balance.begun:
-                return
-            balance.stored_bytes = found_bytes + max(balance.since_bytes, 0)
-            balance.pages = found_pages + max(balance.since_pages, 0)
-            balance.ended = number
-            balance.recounted_s = time.time()
+            if number == balance.mark.begun:
+                coming = balance.since.at_least_none().plus(balance.older.at_least_none())
+                balance.total = found.plus(coming)
+                balance.counted = balance.oldest
+                balance.mark = Mark(number, number)
+                balance.recounted_s = time.time()
 
     @contextmanager
     def _changing(self) -> Iterator[Balance]:
@@ -139,22 +174,25 @@ class Ledger:
     def _parse(self, record: bytes) -> Balance:
         if len(record) != _FIELDS.size:
             return Balance()
-        magic, _, boot, *fields = _FIELDS.unpack(record)
+        magic, _, boot, *numbers, recounted_s = _FIELDS.unpack(record)
         if magic != _MAGIC or boot != self._boot:
             return Balance()
-        return Balance(*fields)
+        total, since, unsettled, older = (Amount(*numbers[i : i + 2]) for i in range(0, 8, 2))
+        oldest, counted, *mark = numbers[8:]
+        return Balance(total, since, unsettled, older, oldest, counted, Mark(*mark), recounted_s)
 
     def _format(self, balance: Balance) -> bytes:
         return _FIELDS.pack(
             _MAGIC,
             0,
             self._boot,
-            balance.stored_bytes,
-            balance.pages,
-            balance.since_bytes,
-            balance.since_pages,
-            balance.begun,
-            balance.ended,
+            *balance.total,
+            *balance.since,
+            *balance.unsettled,
+            *balance.older,
+            balance.oldest,
+            balance.counted,
+            *balance.mark,
             balance.recounted_s,
         )
 

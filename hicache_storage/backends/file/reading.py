@@ -8,6 +8,7 @@ import time
 
 from ...page import HEADER_BYTES, PageSpans, announced_bytes, spans_bytes
 from .faults import VANISHED, kind_of
+from .ledger import Amount
 from .names import page_place
 from .session import Session
 from .transfer import close_quietly, mark_used, open_page, read_header, read_spans
@@ -79,8 +80,9 @@ class Reading:
         now = os.lstat(path)
         same = (now.st_ino, now.st_dev, now.st_mtime_ns, now.st_size)
         if same == (status.st_ino, status.st_dev, status.st_mtime_ns, status.st_size):
+            mark = self._session.space.mark()
             os.unlink(path)
-            self._session.space.release(status.st_size, 1)
+            self._session.space.release(Amount(status.st_size, 1), mark)
 
     def _is_stored(self, key: str) -> bool:
         place, name = page_place(key)

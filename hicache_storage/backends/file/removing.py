@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 
 from .faults import kind_of
+from .ledger import Amount
 from .names import page_place
 from .session import Session
 from .walk import pages, shard_directories
@@ -16,6 +17,7 @@ class Removing:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._mark = session.space.mark()
         self._removed_bytes = 0
         self._removed_pages = 0
 
@@ -60,4 +62,5 @@ class Removing:
 
     def _account(self) -> None:
         if self._removed_pages:
-            self._session.space.release(self._removed_bytes, self._removed_pages)
+            removed = Amount(self._removed_bytes, self._removed_pages)
+            self._session.space.release(removed, self._mark)

@@ -118,8 +118,8 @@ def _recognise(path: str) -> None:
 def _check_length(path: str) -> None:
     if (length := len(os.fsencode(path))) > _LONGEST_PATH:
         raise ConfigError(
-            f"the path {path[:60]}... has {length} bytes; with the names of pages it must stay below "
-            f"4096. Give one of at most {_LONGEST_PATH}"
+            f"the path {path[:60]}... has {length} bytes; with the names of pages it must stay "
+            f"below 4096. Give one of at most {_LONGEST_PATH}"
         )
 
 

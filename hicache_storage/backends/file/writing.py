@@ -7,7 +7,7 @@ import time
 
 from ...page import HEADER_BYTES, PageSpans, spans_bytes
 from .faults import FULL, VANISHED, kind_of
-from .ledger import Reservation
+from .ledger import Amount, Reservation
 from .names import page_place
 from .root import require
 from .session import Session
@@ -116,12 +116,13 @@ class Writing:
         room = self._session.space.reserve(self._left_bytes, length, self._left_pages)
         if room is None:
             return False
-        self._room, self._room_bytes = room, room.reserved_bytes
+        self._room, self._room_bytes = room, room.amount.stored_bytes
         return True
 
     def _settle(self) -> None:
         if self._room is not None:
-            self._session.space.settle(self._room, self._added_bytes, self._added_pages)
+            added = Amount(self._added_bytes, self._added_pages)
+            self._session.space.settle(self._room, added)
         self._room = None
         self._room_bytes = self._added_bytes = self._added_pages = 0
 
