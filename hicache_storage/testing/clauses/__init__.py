@@ -1,7 +1,7 @@
 """The clauses, section by section. CLAUSES is the whole list, by number."""
 
 from ..clause import registered
-from . import answers, keys, lifetime, optional, pages, pairs
+from . import answers, buffers, keys, lifetime, optional, pages, pairs
 
 SECTIONS = {
     1: "Answers",
@@ -18,4 +18,14 @@ SECTIONS = {
 }
 CLAUSES = registered()
 
-__all__ = ["CLAUSES", "SECTIONS", "answers", "keys", "lifetime", "optional", "pages", "pairs"]
+__all__ = [
+    "CLAUSES",
+    "SECTIONS",
+    "answers",
+    "buffers",
+    "keys",
+    "lifetime",
+    "optional",
+    "pages",
+    "pairs",
+]
