@@ -464,9 +464,10 @@ def garbage(talk: Talk, seen: Seen) -> None:
 
 
 def stray_bytes(talk: Talk, seen: Seen) -> None:
-    """The usual answer, and bytes after it that belong to nothing."""
-    talk.server.usual(talk, seen)
-    talk.send(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad")
+    """The usual page, and bytes right after it that belong to nothing."""
+    body = talk.server.objects[seen.path.split("/", 2)[2]]
+    stray = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad"
+    talk.respond(200, body + stray, length=len(body))
 
 
 def refuse_early(talk: Talk, seen: Seen) -> None:

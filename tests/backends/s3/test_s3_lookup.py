@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 
@@ -42,6 +43,21 @@ def test_a_lookup_takes_few_rounds_and_stops_early(opened: Open, missing: int | 
         assert asked <= min(128, expected + 2 * 32)
         assert store.backend.counts.requests["HEAD"] - before == asked
         assert server.most_at_once > 8 or expected < 8
+
+
+def test_a_lookup_asks_only_so_far_beyond_a_slow_answer(
+    server: MisbehavingServer, opened: Open
+) -> None:
+    store = opened(server, concurrency=8)
+    store.fill(128)
+    server.forget()
+    server.behave = Sometimes(slowly(0.5), lambda seen: seen.path.endswith(KEYS[0]))
+    asked = []
+    timer = threading.Timer(0.3, lambda: asked.append(len(server.seen)))
+    timer.start()
+    assert store.exists(list(range(128))) == 128
+    timer.join()
+    assert asked[0] <= 16
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(0, 10**6))

@@ -137,6 +137,21 @@ def test_a_restarted_store_costs_no_page(server: MisbehavingServer, opened: Open
         assert store.get(list(range(64))) == [True] * 64
 
 
+def test_connections_that_the_store_gave_up_cost_one_try_together(
+    server: MisbehavingServer, opened: Open
+) -> None:
+    """A load balancer may drop kept connections without a sign until the next request."""
+    store = opened(server)
+    store.fill(64)
+    old = max(seen.connection for seen in server.seen)
+    server.forget()
+    server.behave = Sometimes(hang_up, lambda seen: seen.connection <= old)
+    server.connects = old
+    assert store.get([0]) == [True]
+    assert len(server.seen) == 2
+    assert store.get(list(range(64))) == [True] * 64
+
+
 @pytest.mark.parametrize(
     ("verbs", "match"), [(("PUT",), "don't allow PUT"), (("DELETE",), "don't allow DELETE")]
 )

@@ -69,6 +69,9 @@ MISSES: dict[str, Misbehaviour] = {
     "short until the end": until_close(-1),
     "long until the end": until_close(1),
     "of other bytes": wrong_length(0),
+    "the page and a byte more": lambda talk, seen: talk.respond(
+        200, talk.server.objects[seen.path.split("/", 2)[2]] + b"x"
+    ),
     "no such key": error(404, "NoSuchKey"),
     "404 without a reason": error(404),
     "404 in HTML": error(404, "", "<html>"),

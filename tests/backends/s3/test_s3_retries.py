@@ -196,6 +196,7 @@ def test_every_permit_comes_back(server: MisbehavingServer, opened: Open, concur
     with pytest.raises(BackendUnavailable):
         store.get(list(range(10)))
     assert gate.running == 0
+    assert gate._tickets == []
 
 
 def test_connections_are_kept_and_never_more_than_the_requests_at_a_time(opened: Open) -> None:

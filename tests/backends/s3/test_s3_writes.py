@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 from backends.s3 import rig
-from backends.s3.misbehaving_server import MisbehavingServer, Sometimes, error, hang_up, slowly
+from backends.s3.misbehaving_server import (
+    MisbehavingServer,
+    Sometimes,
+    drip,
+    error,
+    half_body,
+    hang_up,
+    slowly,
+)
 from backends.s3.rig import KEYS, NAMESPACE, PAGE_BYTES, Opened, backend_of, page, split
 from s3_servers import Server
 
@@ -151,6 +159,26 @@ def test_a_slow_read_is_asked_for_again_and_the_first_answer_is_taken(
     assert store.get(list(range(10))) == [True] * 10
     assert time.monotonic() - started < 4
     assert store.backend.counts.hedges == 3
+
+
+def test_the_loser_of_a_hedge_never_touches_the_page(
+    server: MisbehavingServer, opened: Open
+) -> None:
+    """The first request answers with other bytes long after the second one has filled the page,
+    while the call still waits for another page."""
+    store = opened(server, hedge_after_s=0.1)
+    store.fill(2)
+
+    def late_and_wrong(talk: Any, seen: Any) -> None:
+        talk.server.sleep(0.4)
+        half_body(by_reset=False)(talk, seen)
+
+    first = Sometimes(late_and_wrong, lambda seen: seen.path.endswith(KEYS[0]), times=1)
+    other = Sometimes(drip(1000, 0.2), lambda seen: seen.path.endswith(KEYS[1]))
+    server.behave = lambda seen: first(seen) or other(seen)
+    assert store.get([0, 1]) == [True, True]
+    assert store.backend.counts.hedges >= 1
+    assert store.backend.counts.retries == 0
 
 
 def test_a_hedge_and_its_read_may_both_fail(server: MisbehavingServer, opened: Open) -> None:
