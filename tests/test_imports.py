@@ -24,7 +24,19 @@ LOWER_FIRST = (
     ("adapters",),
 )
 LEVEL = {name: level for level, names in enumerate(LOWER_FIRST) for name in names}
-HEAVY = tuple("torch numpy boto3 botocore lmdb fsspec s3fs redis pytest hypothesis sglang".split())
+HEAVY = [
+    "torch",
+    "numpy",
+    "boto3",
+    "botocore",
+    "lmdb",
+    "fsspec",
+    "s3fs",
+    "redis",
+    "pytest",
+    "hypothesis",
+    "sglang",
+]
 
 
 def own_imports(path: Path) -> set[str]:
