@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument("--lose-draft", action="store_true", help="zero the draft's prompt rows")
     args = parser.parse_args()
 
+    torch.set_num_threads(1)  # the tensors are small; on a busy machine two threads are far slower
     shipped = Path(__file__).parent / "checkpoints" / args.pair
     target, head, tokenizer = load_pair(shipped if shipped.is_dir() else args.pair)
     print("accept length  copied  as alone  least margin  prefill s  ms a step  tokens  text")
