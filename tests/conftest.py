@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
 import pytest
+from page_names import page_hash
 
 from hicache_storage import Namespace
-
-
-def page_hash(number: int) -> str:
-    """SHA-256 of the number's decimal digits: a page hash that is easy to name."""
-    return hashlib.sha256(str(number).encode()).hexdigest()
 
 
 @pytest.fixture

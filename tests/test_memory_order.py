@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conftest import page_hash
 from hypothesis import given
 from hypothesis import strategies as st
+from page_names import page_hash
 
 from hicache_storage import Namespace, Store
 from hicache_storage.backends.memory import MemoryBackend, MemoryConfig
