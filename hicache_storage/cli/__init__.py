@@ -1,4 +1,4 @@
-"""The `hicache-storage` command: list, check, stat, explain, verify, clean, doctor.
+"""The `hicache-storage` command: list, check, stat, explain, verify, clean, new-backend, doctor.
 
 Exit status: 0 all is well; 1 the command worked and found something wrong (a clause fails, a
 prefix isn't readable, a page is bad); 2 wrong usage or configuration; 3 the store failed or

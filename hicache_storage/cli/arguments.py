@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(
             name, help=summary, description=summary, parents=[common], epilog=EPILOG
         )
-        function = f"run_{name}"
+        function = f"run_{name.replace('-', '_')}"
         command.set_defaults(run=_deferred(module, function))
         return command
 
@@ -57,6 +57,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_selection(verify)
     verify.add_argument("--delete-bad", action="store_true", help="delete pages proven bad")
     _add_clean(add("clean", "cleaning", "delete pages; only says what it would do without --yes"))
+    new_backend = add("new-backend", "new_backend", "write a plugin package that passes the kit")
+    new_backend.add_argument("name", help="the scheme of its URLs, e.g. mystore")
+    new_backend.add_argument(
+        "--dir", help="the directory to make (default: ./hicache-storage-NAME); must not exist"
+    )
     doctor = add("doctor", "doctor", "look for what is wrong with the installation")
     doctor.add_argument("url", nargs="?", help=f"also try this store. {URL_HELP}")
     return parser

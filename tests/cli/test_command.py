@@ -14,7 +14,7 @@ from cli.prefix import Ran
 from distributions import GOOD, install
 
 Run = Callable[..., Ran]
-COMMANDS = ("list", "check", "stat", "explain", "verify", "clean", "doctor")
+COMMANDS = ("list", "check", "stat", "explain", "verify", "clean", "new-backend", "doctor")
 HEAVY = [
     "torch",
     "numpy",
