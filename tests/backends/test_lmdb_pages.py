@@ -512,10 +512,10 @@ def test_a_gate_lets_many_through_or_one_alone() -> None:
     gate = Gate()
     state = {"inside": 0, "alone": 0, "most": 0}
     failures: list[str] = []
-    lock = threading.Lock()
+    lock, done = threading.Lock(), threading.Event()
 
     def pass_through() -> None:
-        for _ in range(200):
+        while not done.is_set():
             gate.enter()
             with lock:
                 state["inside"] += 1
@@ -549,7 +549,10 @@ def test_a_gate_lets_many_through_or_one_alone() -> None:
     threads += [threading.Thread(target=be_sole)]
     for thread in threads:
         thread.start()
-    for thread in threads:
+    for thread in threads[4:]:
+        thread.join(60)
+    done.set()
+    for thread in threads[:4]:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert not failures
