@@ -53,7 +53,7 @@ def test_a_full_store_takes_new_pages_and_comes_down_to_its_low_mark(tmp_path: P
         assert backend.usage().stored_bytes <= 100 * PAGE
     assert settled(backend, 90 * PAGE) <= 90 * PAGE  # the high mark lies halfway
     backend.close()
-    assert backend_bytes(tmp_path) == stored_bytes(tmp_path) > 60 * PAGE
+    assert backend_bytes(tmp_path) >= stored_bytes(tmp_path) > 60 * PAGE
 
 
 def backend_bytes(root: Path) -> int:
@@ -177,7 +177,8 @@ def test_files_removed_by_hand_make_room_again(tmp_path: Path) -> None:
     assert store(backend, range(100, 150)) == [True] * 50
     assert found(backend, range(1, 90, 2)) == [True] * 45
     assert found(backend, range(100, 150)) == [True] * 50
-    assert backend.usage().stored_bytes == stored_bytes(tmp_path)
+    backend.close()  # ends the evictor
+    assert stored_bytes(tmp_path) <= backend_bytes(tmp_path) <= 100 * PAGE
 
 
 def test_files_put_there_by_hand_are_counted_at_the_next_recount(tmp_path: Path) -> None:

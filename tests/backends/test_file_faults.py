@@ -24,7 +24,7 @@ from backends.file_rig import (
     temp_files,
 )
 
-from hicache_storage.backends.file import reading
+from hicache_storage.backends.file import reading, renaming
 
 READ_ERRORS = ["EIO", "EACCES", "EPERM", "EMFILE", "ENFILE", "ENOMEM", "ELOOP", "ENXIO"]
 WRITE_ERRORS = ["EIO", "EACCES", "EPERM", "EMFILE", "ENFILE", "ENOMEM", "EROFS", "EFBIG"]
@@ -33,14 +33,14 @@ WRITE_ERRORS = ["EIO", "EACCES", "EPERM", "EMFILE", "ENFILE", "ENOMEM", "EROFS",
 class Failing:
     """Makes an `os` function fail where it is told to, and counts its calls."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        self.real = getattr(os, name)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, module: Any = os) -> None:
+        self.real = getattr(module, name)
         self.calls: list[tuple[Any, ...]] = []
         self.errors: list[int] = []
         """errno of the calls to come, 0 for one that works; then all work."""
         self.always = 0
         self.where: Callable[..., bool] = lambda *args, **kwargs: True
-        monkeypatch.setattr(os, name, self)
+        monkeypatch.setattr(module, name, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.where(*args, **kwargs):
@@ -231,7 +231,7 @@ def test_what_was_published_while_a_cut_page_was_judged_is_not_removed(
 
 
 @pytest.mark.parametrize("name", WRITE_ERRORS)
-@pytest.mark.parametrize("function", ["open", "pwritev", "close", "rename"])
+@pytest.mark.parametrize("function", ["open", "pwritev", "close", "_rename"])
 def test_a_page_that_can_not_be_written_is_false_leaves_no_file_and_the_old_page_stands(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -241,15 +241,16 @@ def test_a_page_that_can_not_be_written_is_false_leaves_no_file_and_the_old_page
 ) -> None:
     backend = opened(tmp_path)
     assert store(backend, range(3)) == [True] * 3
-    failing = Failing(monkeypatch, function)
-    if function in ("open", "rename"):
+    failing = Failing(monkeypatch, function, renaming if function == "_rename" else os)
+    if function in ("open", "_rename"):
         failing.where = is_temp
     if function == "close":
         # Of the page before: looked at, published. A network file system says here that it's full.
         real = failing.real
         failing.where = lambda fd: str(os.readlink(f"/proc/self/fd/{fd}")).endswith(".tmp")
         failing.real = real
-    failing.errors = [0, getattr(errno, name)]
+    # Renaming takes two calls a page: one finds the name taken, the other exchanges.
+    failing.errors = [0] * (3 if function == "_rename" else 1) + [getattr(errno, name)]
     with caplog.at_level(logging.WARNING):
         assert store(backend, range(3), version=1) == [True, False, True]
     assert len([line for line in caplog.messages if f"write, {name}" in line]) == 1
@@ -262,7 +263,7 @@ def test_a_page_that_can_not_be_written_is_false_leaves_no_file_and_the_old_page
 
 
 @pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT"])
-@pytest.mark.parametrize("function", ["open", "pwritev", "rename"])
+@pytest.mark.parametrize("function", ["open", "pwritev", "_rename"])
 def test_a_full_disk_makes_room_once_and_then_refuses_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, name: str
 ) -> None:
@@ -270,8 +271,8 @@ def test_a_full_disk_makes_room_once_and_then_refuses_the_page(
     assert store(backend, range(40)) == [True] * 40
     for number in range(40):
         os.utime(path_of(tmp_path, number), (number, number))
-    failing = Failing(monkeypatch, function)
-    if function in ("open", "rename"):
+    failing = Failing(monkeypatch, function, renaming if function == "_rename" else os)
+    if function in ("open", "_rename"):
         failing.where = is_temp
     failing.errors = [getattr(errno, name)]
     assert store(backend, [100]) == [True]
@@ -345,6 +346,53 @@ def test_transfers_that_stop_halfway_go_on_where_they_stopped(
     buffers = tuple(memoryview(bytearray(len(span))) for span in page(1, size, max(parts // 2, 1)))
     assert backend.batch_get([key(1)], [buffers]) == [True]
     assert b"".join(buffers) == b"".join(written)
+
+
+@pytest.mark.parametrize("name", ["EINVAL", "ENOSYS", "EOPNOTSUPP"])
+def test_a_file_system_that_can_not_exchange_names_gets_a_plain_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    backend = opened(tmp_path, capacity=1 << 20)
+    failing = Failing(monkeypatch, "_rename", renaming)
+    failing.always = getattr(errno, name)
+    for version in range(3):
+        assert store(backend, range(3), version=version) == [True] * 3
+        assert found(backend, range(3), versions=[version]) == [True] * 3
+    assert temp_files(tmp_path) == []
+    assert backend.usage().stored_bytes >= 3 * 576  # too much, until the next recount
+
+
+def test_replacing_leaves_the_account_exact_whoever_else_meets_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evicted, or set by another process, between any two steps of the writer."""
+    backend, other = opened(tmp_path, capacity=1 << 20), opened(tmp_path, capacity=1 << 20)
+    real = renaming._rename
+    meetings = [
+        lambda: None,
+        lambda: other.delete([key(1)]),
+        lambda: store(other, [1], version=99),
+        lambda: other.delete([key(1)]) and store(other, [1], version=98),
+    ]
+    version = 0
+    for first in meetings:
+        for second in meetings:
+            steps = [first, second]
+
+            def racing(old: str, new: str, flags: int, steps: Any = steps) -> None:
+                step = steps.pop(0) if steps else meetings[0]
+                monkeypatch.setattr(renaming, "_rename", real)
+                step()
+                monkeypatch.setattr(renaming, "_rename", racing)
+                real(old, new, flags)
+
+            version += 1
+            monkeypatch.setattr(renaming, "_rename", racing)
+            assert store(backend, [1], version=version) == [True]
+            monkeypatch.setattr(renaming, "_rename", real)
+            assert found(backend, [1], versions=[version]) == [True]
+            assert backend.usage() == (1, 576, 1 << 20)
+    assert temp_files(tmp_path) == []
 
 
 # -- descriptors ---------------------------------------------------------------------------------

@@ -149,8 +149,9 @@ def test_killed_writers_under_a_capacity_leave_right_pages_and_a_true_account(
 
 
 DIE_BEFORE_RENAME = """
+from hicache_storage.backends.file import transfer
 backend = opened(sys.argv[1])
-os.rename = lambda *_: os.kill(os.getpid(), 9)
+transfer.put_in_place = lambda *_: os.kill(os.getpid(), 9)
 store(backend, [int(sys.argv[2])], 8 << 20, version=1)
 """
 
@@ -174,13 +175,14 @@ def test_a_writer_killed_before_its_rename_leaves_the_old_page_and_a_file_that_n
 
 
 LIVES = """
+from hicache_storage.backends.file import transfer
 backend = opened(sys.argv[1])
-real = os.rename
+real = transfer.put_in_place
 def wait(*args):
     print("writing", flush=True)
     sys.stdin.readline()
-    real(*args)
-os.rename = wait
+    return real(*args)
+transfer.put_in_place = wait
 print(store(backend, [1], 1 << 20))
 """
 

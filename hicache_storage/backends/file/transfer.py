@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ...page import HEADER_BYTES, PageSpans
+from .renaming import put_in_place
 
 IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024) if os.sysconf("SC_IOV_MAX") > 0 else 16
 """Most spans that one call takes."""
@@ -73,12 +74,13 @@ def remaining(spans: Sequence[memoryview], done: int) -> list[memoryview]:
     return left
 
 
-def publish(temp: str, path: str, spans: PageSpans, length: int, *, sync: bool) -> None:
-    """Writes a page of `length` bytes to `temp` and renames it to `path`.
+def publish(temp: str, path: str, spans: PageSpans, length: int, *, sync: bool) -> int:
+    """Writes a page of `length` bytes to `temp` and renames it to `path`; the length of the file
+    that it replaced, 0 if there was none.
 
-    `path` is replaced in one step: a reader finds the old page or the new one. After an error
-    the temporary file is gone and `path` is as it was. With `sync` the file's bytes are on the
-    disk before it is published; the caller syncs the directory.
+    A reader finds the old page or the new one. After an error the temporary file is gone and
+    `path` is as it was. With `sync` the file's bytes are on the disk before it is published; the
+    caller syncs the directory.
     """
     fd = os.open(temp, _CREATE, 0o666)
     try:
@@ -89,7 +91,7 @@ def publish(temp: str, path: str, spans: PageSpans, length: int, *, sync: bool) 
         finally:
             # A network file system may report a failed write only now.
             os.close(fd)
-        os.rename(temp, path)
+        return put_in_place(temp, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(temp)

@@ -68,13 +68,13 @@ class Writing:
         session = self._session
         directory = session.directories.make(place, sync=session.syncs)
         path = f"{directory}/{name}"
-        replaced_bytes = self._look(path, page, length)
-        if replaced_bytes < 0:
+        if self._is_stored(path, page, length):
             return True
         if not self._has_room(length):
             session.failures.note("write", f"no room for a page of {length} bytes")
             return False
-        publish(f"{directory}/{session.temp_name()}", path, page, length, sync=session.syncs)
+        temp = f"{directory}/{session.temp_name()}"
+        replaced_bytes = publish(temp, path, page, length, sync=session.syncs)
         self._room_bytes -= length
         self._added_bytes += length - replaced_bytes
         self._added_pages += replaced_bytes == 0
@@ -87,25 +87,24 @@ class Writing:
             return True
         return error.errno in FULL and self._session.space.make_room(length)
 
-    def _look(self, path: str, page: PageSpans, length: int) -> int:
-        """Length of the file that the page will replace, 0 if there is none; -1 if it is this
-        very page, which then counts as just used."""
+    def _is_stored(self, path: str, page: PageSpans, length: int) -> bool:
+        """Whether this very page, by its header, is there; then it counts as just used."""
         if not os.access(path, os.F_OK):  # costs half of an open that fails
-            return 0
+            return False
         try:
             fd = open_page(path)
         except OSError:
-            return 0
+            return False
         try:
             status = os.fstat(fd)
             same = status.st_size == length and len(page[0]) == HEADER_BYTES
             if not same or read_header(fd) != page[0]:
-                return status.st_size
+                return False
             if self._session.syncs:
                 os.fsync(fd)
             if self._now_s - status.st_mtime >= self._session.config.recency_s:
                 mark_used(fd)
-            return -1
+            return True
         finally:
             close_quietly(fd)
 
