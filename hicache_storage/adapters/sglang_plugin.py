@@ -48,7 +48,7 @@ def register() -> None:
     if "register" in _done:
         return
     _done.add("register")
-    _step("choices", lambda: _hook(f"{ARGUMENTS}.ServerArgs.add_cli_args", widen))
+    when_imported(ARGUMENTS, _hook_arguments)
     when_imported(FACTORY, _hook_factory)
     when_imported(CONTROLLER, _hook_controller)
 
@@ -138,6 +138,11 @@ def _backend_of(controller: Any) -> Any:
     backend = getattr(controller, "storage_backend", None)
     backend = getattr(backend, "_backend", backend)  # SGLang's tests wrap one that fails at times
     return backend if isinstance(backend, ours.SGLangStorage) else None
+
+
+def _hook_arguments() -> None:
+    _step("choices", lambda: _hook(f"{ARGUMENTS}.ServerArgs.add_cli_args", widen))
+    _step("choices", _apply)
 
 
 def _hook_factory() -> None:
