@@ -132,9 +132,13 @@ def test_pages_that_came_before_a_detach_can_still_be_used(rig: MakeRig) -> None
     one.cache.prefetch("r", hashes)
     one.idle()
     one.cache.detach_storage()
+    other = rig(store=False)
+    one.attach(other.backend)
     lease = one.cache.acquire("r", hashes)
     assert lease.from_storage == 4
     one.check(lease)
+    one.idle()
+    assert set(hashes) <= other.backend.stored(), "the old storage had them, the new one did not"
     one.cache.release(lease)
     one.settle()
 
