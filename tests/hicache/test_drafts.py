@@ -247,6 +247,28 @@ def test_required_pages_without_their_draft_are_neither_used_nor_written(rig: Ma
     one.close()
 
 
+def test_a_page_kept_without_its_draft_is_not_written_where_drafts_are_required(
+    rig: MakeRig,
+) -> None:
+    hashes = chain(3)
+    first = stored(rig, hashes, 1)
+    one = rig(backend=first.backend)
+    reader = one.fetch(hashes, "reader")
+    one.cache.detach_storage()
+    one.pairing = "required"
+    other = rig(store=False)
+    one.attach(other.backend)
+    writer = one.serve(hashes, "writer")
+    assert writer.drafts == [True, False, True], "the reader still has the old page"
+    one.idle()
+    assert other.backend.stored() & set(hashes) == {hashes[0], hashes[2]}
+    one.cache.release(reader)
+    one.cache.release(writer)
+    one.keep(hashes)
+    assert set(hashes) <= other.backend.stored()
+    one.close()
+
+
 @pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
 def test_without_a_draft_pool_there_is_no_draft_traffic(rig: MakeRig, policy: str) -> None:
     hashes = chain(4)
