@@ -50,15 +50,18 @@ def token_order(layout: Layout) -> TokenOrder:
     return "token_layer" if layout == "page_first" else "layer_token"
 
 
-def part_shape(layout: Layout, geometry: PageGeometry, num_pages: int, part: int) -> list[int]:
-    """Shape of one part in elements."""
+def part_shape(
+    layout: Layout, geometry: PageGeometry, num_pages: int, part: int, layers: int | None = None
+) -> list[int]:
+    """Shape of one part in elements, with all layers or with as many as given."""
+    layers = geometry.layers if layers is None else layers
     row = [geometry.heads, geometry.row_dims[part]]
     tokens = num_pages * geometry.page_size
     if layout == "layer_first":
-        return [geometry.layers, tokens, *row]
+        return [layers, tokens, *row]
     if layout == "page_first":
-        return [tokens, geometry.layers, *row]
-    return [num_pages, geometry.layers, geometry.page_size, *row]
+        return [tokens, layers, *row]
+    return [num_pages, layers, geometry.page_size, *row]
 
 
 def by_page(layout: Layout, page_size: int, part: Tensor) -> Tensor:

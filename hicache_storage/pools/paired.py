@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ..errors import ConfigError
@@ -15,10 +14,13 @@ from . import memory
 from .allocator import PageAllocator
 from .device import DevicePool, paged_part
 from .host import HostPool
+from .in_flight import InFlight
 from .indices import page_list
+from .lanes import Lane
 from .layouts import Layout
 from .ranks import Ranks
-from .transfer import LayerEvents, Pair, Transfer, backup, load_back
+from .strategy import Strategy, check_strategy
+from .transfer import LayerEvents, Pair, Transfer, backup, load_back, prepare
 
 _log = logging.getLogger(__name__)
 _SUPPORTED = "MHADevicePool, MLADevicePool and HybridDevicePool"
@@ -29,8 +31,9 @@ class PairedPools:
 
     Target and draft share page slots: `device_allocator` and `host_allocator` serve both, and
     every copy carries both under the same indices. On CUDA the copies run on this object's own
-    streams, one each way, behind what the calling thread's current stream has been given. One
-    thread makes the copies; spans may be used by any thread.
+    streams, each way its own, behind what the calling thread's current stream has been given and
+    behind earlier copies the other way that share a slot with them. One thread makes the copies;
+    spans may be used by any thread. `strategy` says which way pages take there.
 
     Raises ConfigError for a pool of a type that isn't supported or without storage, and if host
     memory doesn't suffice.
@@ -43,7 +46,10 @@ class PairedPools:
         host_pages: int,
         layout: Layout = "page_first",
         pin: bool | None = None,
+        strategy: Strategy = "auto",
     ) -> None:
+        check_strategy(strategy)
+        self.strategy: Strategy = strategy
         self.device = _paged("target", device_pool)
         self._pin = pin
         self._available = memory.available_bytes()
@@ -59,8 +65,12 @@ class PairedPools:
         self.host_allocator = PageAllocator(host_pages)
         self._warned = False
         cuda = self.device.device.type == "cuda"
-        self._out = torch.cuda.Stream(self.device.device) if cuda else None
-        self._back = torch.cuda.Stream(self.device.device) if cuda else None
+        self._out_lane = Lane(self.device.device) if cuda else None
+        self._back_lane = Lane(self.device.device) if cuda else None
+        self._out = self._out_lane.link if self._out_lane is not None else None
+        self._backups, self._loads = InFlight(), InFlight()
+        if self._out_lane is not None:
+            prepare((self.device, self.host), self._out_lane)
 
     @property
     def page_size(self) -> int:
@@ -98,6 +108,8 @@ class PairedPools:
         self._check_draft(pool)
         self.draft_host = HostPool(pool.geometry, self.host.num_pages, self.host.layout, self._pin)
         self.draft_device = pool
+        if self._out_lane is not None:
+            prepare((self.draft_device, self.draft_host), self._out_lane)
         return True
 
     def backup(self, device_indices: Tensor, host_indices: Tensor) -> Transfer:
@@ -105,28 +117,36 @@ class PairedPools:
 
         The slots at both ends are in use until the Transfer is done.
         """
-        return backup(
+        after = self._loads.sharing(device_indices, host_indices)
+        moving = backup(
             self.device,
             self.host,
             device_indices,
             host_indices,
             draft=self._draft,
-            stream=self._out,
+            lane=self._out_lane,
+            strategy=self.strategy,
+            after=after,
         )
+        self._backups.add(moving, device_indices, host_indices)
+        return moving
 
     def load_back(self, host_indices: Tensor, device_indices: Tensor) -> LayerEvents:
         """Copies pages to device slots layer by layer, target and draft; see
-        `transfer.load_back`. Starts behind every backup asked for before."""
-        if self._back is not None and self._out is not None:
-            self._back.wait_stream(self._out)
-        return load_back(
+        `transfer.load_back`."""
+        after = self._backups.sharing(device_indices, host_indices)
+        loading = load_back(
             self.host,
             self.device,
             host_indices,
             device_indices,
             draft=self._draft,
-            stream=self._back,
+            lane=self._back_lane,
+            strategy=self.strategy,
+            after=after,
         )
+        self._loads.add(loading, device_indices, host_indices)
+        return loading
 
     def target_spans(self, host_indices: Tensor) -> list[PageSpans]:
         """The target's pages in these host slots, in place."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pools.pool_cases import (
     DTYPES,
     MHA,
@@ -30,7 +27,6 @@ from pools.pool_cases import (
 )
 
 from hicache_storage import ConfigError, PageSizeMismatch
-from hicache_storage.pools import transfer
 from hicache_storage.pools.device import DevicePool
 from hicache_storage.pools.geometry import PageGeometry
 from hicache_storage.pools.host import HostPool
@@ -227,56 +223,3 @@ def test_indices_may_be_changed_once_the_call_has_returned() -> None:
     middle.fill_(0)
     moved.wait()
     assert host_page(host, 2) == page_bytes(device, 1, host.order)
-
-
-@settings(max_examples=150)
-@given(cases(), st.integers(1, 200))
-def test_the_copies_of_a_cuda_device_are_exact_wherever_they_run(
-    case: Case, staged_bytes: int
-) -> None:
-    """The gather, piece and portion arithmetic on CPU tensors; streams need a device."""
-    geometries = [case.target] + ([case.draft] if case.draft is not None else [])
-    pools = []
-    for seed, geometry in enumerate(geometries):
-        make = strided_pool if case.strided else device_pool
-        pools.append(
-            (make(geometry, case.device_pages), HostPool(geometry, case.host_pages, case.layout))
-        )
-        fill_random(pools[-1][0], seed)
-    source, middle, destination = (
-        np.array(pages, dtype=np.int64) for pages in (case.source, case.host, case.destination)
-    )
-    expected = [
-        [page_bytes(device, page, host.order) for page in case.source] for device, host in pools
-    ]
-    layers = max(geometry.layers for geometry in geometries)
-    recorded: list[list[Any]] = []
-
-    def record(_: torch.device) -> None:
-        recorded.append([rows(device) for device, _ in pools])
-
-    with (
-        mock.patch.object(transfer, "_STAGED_BYTES", staged_bytes),
-        mock.patch.object(transfer, "_to_device", lambda slots, _: torch.from_numpy(slots)),
-        mock.patch.object(transfer, "_record", record),
-    ):
-        for device, host in pools:
-            poison(host)
-            transfer._backup_cuda(device, host, source, middle)
-            fill(device, POISON)
-        transfer._load_cuda(pools, layers, middle, destination)
-    for (device, host), pages in zip(pools, expected, strict=True):
-        assert [host_page(host, slot) for slot in case.host] == pages
-        for slot in set(range(case.host_pages)) - set(case.host):
-            assert set(host_page(host, slot)) == {POISON}
-        untouched = [bytes([POISON]) * device.geometry.page_bytes] * device.num_pages
-        for slot, page in zip(case.destination, pages, strict=True):
-            untouched[slot] = page
-        found = [page_bytes(device, page, host.order) for page in range(device.num_pages)]
-        assert found == untouched
-    assert len(recorded) == (layers if case.source else 0)
-    final = [rows(device) for device, _ in pools]
-    for layer, seen in enumerate(recorded):
-        for now, then in zip(final, seen, strict=True):
-            for part_now, part_then in zip(now, then, strict=True):
-                assert part_then[: layer + 1] == part_now[: layer + 1], "the event came too early"

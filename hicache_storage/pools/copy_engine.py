@@ -1,0 +1,190 @@
+"""Copies by the device's copy engines, asked for in batches: they leave the multiprocessors alone.
+
+Goes to the CUDA driver directly, since torch asks for one copy at a time. A driver without batches
+(before CUDA 12.8) and memory that isn't pinned get one call a copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .row_copies import RowCopies
+
+_BATCH = 64
+"""Copies a call. The driver spreads the calls over its engines: measured on an H200 with pieces of
+128 KiB, 54 GB/s with 64 a call and 45 GB/s with 8192."""
+_SOURCE_IN_STREAM_ORDER = 1
+_POINTER = 1
+_HOST, _DEVICE = 1, 2
+
+_OPERATION = np.dtype(
+    [
+        (f"{end}{name}", kind)
+        for end in ("source_", "target_")
+        for name, kind in (
+            ("type", "i4"),
+            ("_", "i4"),
+            ("address", "u8"),
+            ("pitch", "u8"),
+            ("height", "u8"),
+            ("place", "u8"),
+        )
+    ]
+    + [("width", "u8"), ("height", "u8"), ("depth", "u8"), ("order", "i4"), ("flags", "u4")]
+)
+"""CUDA_MEMCPY3D_BATCH_OP of the driver, for two pointers."""
+
+
+class _Attributes(ctypes.Structure):
+    """CUmemcpyAttributes of the driver."""
+
+    _fields_ = (
+        ("order", ctypes.c_int),
+        ("source_place", ctypes.c_int * 2),
+        ("target_place", ctypes.c_int * 2),
+        ("flags", ctypes.c_uint),
+    )
+
+
+_END = (
+    ("x", ctypes.c_size_t),
+    ("y", ctypes.c_size_t),
+    ("type", ctypes.c_int),
+    ("host", ctypes.c_void_p),
+    ("device", ctypes.c_uint64),
+    ("array", ctypes.c_void_p),
+    ("pitch", ctypes.c_size_t),
+)
+
+
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D of the driver."""
+
+    _fields_ = (
+        *((f"source_{name}", kind) for name, kind in _END),
+        *((f"target_{name}", kind) for name, kind in _END),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    )
+
+
+def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: bool) -> None:
+    """Asks for all copies on the stream with this handle, which isn't the default one. Never waits
+    for the device, unless host memory isn't pinned. Raises RuntimeError if CUDA refuses.
+
+    `batched` needs pinned host memory. The copies may happen in any order.
+    """
+    for piece in copies:
+        if not batched or not _has("cuMemcpyBatchAsync"):
+            _one_by_one(piece, stream, to_device)
+        elif piece.height == 1:
+            _batches(piece, stream)
+        else:
+            _batches_of_rows(piece, stream)
+
+
+def _batches(piece: RowCopies, stream: int) -> None:
+    sizes = np.full(min(_BATCH, len(piece.source)), piece.width, dtype=np.uint64)
+    attributes = _Attributes(order=_SOURCE_IN_STREAM_ORDER)
+    first = ctypes.c_size_t(0)
+    call, failed = _versioned("cuMemcpyBatchAsync")
+    for start in range(0, len(piece.source), _BATCH):
+        source, target = piece.source[start : start + _BATCH], piece.target[start : start + _BATCH]
+        call(
+            ctypes.c_void_p(target.ctypes.data),
+            ctypes.c_void_p(source.ctypes.data),
+            ctypes.c_void_p(sizes.ctypes.data),
+            ctypes.c_size_t(len(source)),
+            ctypes.byref(attributes),
+            ctypes.byref(first),
+            ctypes.c_size_t(1),
+            *failed,
+            ctypes.c_void_p(stream),
+        )
+
+
+def _batches_of_rows(piece: RowCopies, stream: int) -> None:
+    operations = np.zeros(len(piece.source), dtype=_OPERATION)
+    for end, address, pitch in (
+        ("source_", piece.source, piece.source_pitch),
+        ("target_", piece.target, piece.target_pitch),
+    ):
+        operations[f"{end}type"] = _POINTER
+        operations[f"{end}address"] = address
+        operations[f"{end}pitch"] = pitch
+        operations[f"{end}height"] = piece.height
+    operations["width"], operations["height"], operations["depth"] = piece.width, piece.height, 1
+    operations["order"] = _SOURCE_IN_STREAM_ORDER
+    call, failed = _versioned("cuMemcpy3DBatchAsync")
+    for start in range(0, len(operations), _BATCH):
+        batch = operations[start : start + _BATCH]
+        call(
+            ctypes.c_size_t(len(batch)),
+            ctypes.c_void_p(batch.ctypes.data),
+            *failed,
+            ctypes.c_ulonglong(0),
+            ctypes.c_void_p(stream),
+        )
+
+
+def _one_by_one(piece: RowCopies, stream: int, to_device: bool) -> None:
+    handle = ctypes.c_void_p(stream)
+    pairs = zip(piece.source.tolist(), piece.target.tolist(), strict=True)
+    if piece.height == 1:
+        call = _call("cuMemcpyAsync")
+        width = ctypes.c_size_t(piece.width)
+        for source, target in pairs:
+            call(ctypes.c_uint64(target), ctypes.c_uint64(source), width, handle)
+        return
+    call = _call("cuMemcpy2DAsync_v2")
+    ends = (_HOST, _DEVICE) if to_device else (_DEVICE, _HOST)
+    shape = _Copy2D(
+        source_type=ends[0],
+        target_type=ends[1],
+        source_pitch=piece.source_pitch,
+        target_pitch=piece.target_pitch,
+        width=piece.width,
+        height=piece.height,
+    )
+    for source, target in pairs:
+        if to_device:
+            shape.source_host, shape.target_device = source, target
+        else:
+            shape.source_device, shape.target_host = source, target
+        call(ctypes.byref(shape), handle)
+
+
+@functools.lru_cache(maxsize=1)
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _has(name: str) -> bool:
+    return hasattr(_driver(), name) or hasattr(_driver(), f"{name}_v2")
+
+
+def _versioned(name: str) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """A batch call, and the argument that only its first version has: where it failed."""
+    if hasattr(_driver(), f"{name}_v2"):
+        return _call(f"{name}_v2"), ()
+    return _call(name), (ctypes.byref(ctypes.c_size_t(0)),)
+
+
+@functools.lru_cache(maxsize=8)
+def _call(name: str) -> Callable[..., None]:
+    function = getattr(_driver(), name)
+
+    def checked(*arguments: Any) -> None:
+        status = function(*arguments)
+        if status != 0:
+            text = ctypes.c_char_p()
+            _driver().cuGetErrorString(status, ctypes.byref(text))
+            found = text.value.decode() if text.value else "unknown"
+            raise RuntimeError(f"CUDA refused a copy: {name} gave {status} ({found})")
+
+    return checked

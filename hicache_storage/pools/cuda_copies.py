@@ -1,0 +1,262 @@
+"""Backup and load-back on CUDA, by the ways that `strategy` chooses.
+
+A copy by engine through staging memory is a pipeline of two halves: one is gathered or scattered on
+the device while the other crosses the link. The host waits for nothing here; what it costs the
+calling thread is some 0.5 us a copy and 20 us a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .indices import Slots
+from .lanes import Lane
+from .movers import KernelMover
+from .routes import Route, Routes
+from .row_copies import RowCopies, Runs, runs, view_copies
+from .strategy import Step, Strategy, backup_by_kernel, load_steps
+
+WRITING_PROGRAMS = 2
+"""Multiprocessors of a kernel that writes to the host: 2 fill the link, and more of them hold up
+everything else on the device."""
+READING_PROGRAMS = 4
+STAGING_PROGRAMS = 16
+"""Multiprocessors that gather or scatter for a staging half: enough to keep ahead of the link."""
+
+
+def backup(
+    pairs: Sequence[Routes],
+    device_slots: Slots,
+    host_slots: Slots,
+    lane: Lane,
+    strategy: Strategy,
+    after: Sequence[Any] = (),
+) -> list[Any]:
+    """Moves pages of every pair to the host, behind the current stream and the events `after`;
+    the events that are done when the bytes have arrived."""
+    lane.begin(after)
+    if len(host_slots) == 0:
+        return [lane.record(lane.link)]
+    device_slots, host_slots = _by_host(device_slots, host_slots)
+    run_pages = len(host_slots) / len(runs(host_slots, host_slots).start)
+    kernel: list[Routes] = []
+    staged: list[Routes] = []
+    for pair in pairs:
+        by_kernel = _kernels(lane, pair) and backup_by_kernel(
+            pair.geometry, pair.layout, run_pages, strategy
+        )
+        (kernel if by_kernel else staged).append(pair)
+    if staged:
+        _backup_staged(staged, device_slots, host_slots, lane)
+    if kernel:
+        on_device, in_host = (lane.upload(slots, lane.link) for slots in (device_slots, host_slots))
+        with lane.on(lane.link):
+            for pair in kernel:
+                lane.mover.move(
+                    pair.host,
+                    on_device,
+                    in_host,
+                    pair.host.layers,
+                    to_pool=False,
+                    programs=WRITING_PROGRAMS,
+                )
+    return [lane.record(lane.link)]
+
+
+def _backup_staged(
+    pairs: Sequence[Routes], device_slots: Slots, host_slots: Slots, lane: Lane
+) -> None:
+    page_bytes = [pair.staged_bytes(pair.host.layers) for pair in pairs]
+    at_a_time = _pages_at_a_time(lane, sum(page_bytes))
+    on_device = lane.upload(device_slots, lane.side)
+    for start in range(0, len(host_slots), at_a_time):
+        slots = host_slots[start : start + at_a_time]
+        half, memory = lane.half(at_a_time * sum(page_bytes))
+        lane.wait(lane.side, half.free)
+        copies: list[RowCopies] = []
+        with lane.on(lane.side):
+            for pair, size in zip(pairs, page_bytes, strict=True):
+                area = pair.staged(memory, pair.host.layers, at_a_time)
+                memory = memory[at_a_time * size :]
+                lane.mover.move(
+                    area,
+                    on_device[start : start + at_a_time],
+                    lane.positions(len(slots)),
+                    area.layers,
+                    to_pool=False,
+                    programs=STAGING_PROGRAMS,
+                )
+                copies += _part_copies(area, pair.host, np.arange(len(slots)), slots)
+        lane.wait(lane.link, lane.record(lane.side))
+        lane.copy(copies, to_device=False, pinned=all(pair.pinned for pair in pairs))
+        half.free = lane.record(lane.link)
+
+
+def load_back(
+    pairs: Sequence[Routes],
+    host_slots: Slots,
+    device_slots: Slots,
+    lane: Lane,
+    strategy: Strategy,
+    after: Sequence[Any] = (),
+) -> list[tuple[Any, ...]]:
+    """Moves pages of every pair to the device, layer by layer; for each layer the events that are
+    done when it has arrived. The last layer's are done when all have."""
+    lane.begin(after)
+    loading = _Loading(lane, *_by_host(device_slots, host_slots))
+    plans = [loading.plan(pair, strategy) for pair in pairs]
+    events: list[tuple[Any, ...]] = []
+    for layer in range(max(pair.geometry.layers for pair in pairs)):
+        due = [
+            (pair, step)
+            for pair, plan in zip(pairs, plans, strict=True)
+            for step in plan
+            if step.layers.start == layer
+        ]
+        for pair, step in due:
+            loading.take(pair, step)
+        if due or not events:
+            events.append(loading.arrived())
+        else:
+            events.append(events[-1])
+    return events
+
+
+class _Loading:
+    """One load-back: its slots, in the order of the host's, and what it needs again and again."""
+
+    def __init__(self, lane: Lane, device_slots: Slots, host_slots: Slots) -> None:
+        self.lane = lane
+        self.device_slots = device_slots
+        self.host_slots = host_slots
+        self.runs = runs(host_slots, device_slots)
+        self._on_link: Any = None
+        self._on_side: Any = None
+
+    def plan(self, pair: Routes, strategy: Strategy) -> list[Step]:
+        if len(self.host_slots) == 0:
+            return []
+        return load_steps(
+            pair.geometry,
+            pair.layout,
+            len(self.host_slots),
+            len(self.host_slots) / len(self.runs.start),
+            strategy,
+            kernels=_kernels(self.lane, pair),
+            dense=pair.dense,
+        )
+
+    def take(self, pair: Routes, step: Step) -> None:
+        if step.how == "kernel":
+            self._by_kernel(pair, step.layers)
+        elif step.how == "direct":
+            self._direct(pair, step.layers)
+        else:
+            self._staged(pair, step.layers)
+
+    def arrived(self) -> tuple[Any, ...]:
+        """The events behind all that has been taken so far."""
+        lane = self.lane
+        if self._on_side is None:
+            return (lane.record(lane.link),)
+        return lane.record(lane.link), lane.record(lane.side)
+
+    def _by_kernel(self, pair: Routes, layers: range) -> None:
+        lane = self.lane
+        if self._on_link is None:
+            self._on_link = [
+                lane.upload(slots, lane.link) for slots in (self.device_slots, self.host_slots)
+            ]
+        on_device, in_host = self._on_link
+        with lane.on(lane.link):
+            lane.mover.move(
+                pair.host, on_device, in_host, layers, to_pool=True, programs=READING_PROGRAMS
+            )
+
+    def _direct(self, pair: Routes, layers: range) -> None:
+        copies: list[RowCopies] = []
+        for layer in layers:
+            for rows, other in pair.host.ends(layer):
+                copies += view_copies(other, rows, self.host_slots, self.device_slots, self.runs)
+        self.lane.copy(copies, to_device=True, pinned=pair.pinned)
+
+    def _staged(self, pair: Routes, layers: range) -> None:
+        lane = self.lane
+        if self._on_side is None:
+            self._on_side = lane.upload(self.device_slots, lane.side)
+        page_bytes = pair.staged_bytes(layers)
+        at_a_time = _pages_at_a_time(lane, page_bytes)
+        for start in range(0, len(self.host_slots), at_a_time):
+            slots = self.host_slots[start : start + at_a_time]
+            half, memory = lane.half(at_a_time * page_bytes)
+            area = pair.staged(memory, layers, at_a_time)
+            lane.wait(lane.link, half.free)
+            lane.copy(
+                _part_copies(pair.host, area, slots, np.arange(len(slots))),
+                to_device=True,
+                pinned=pair.pinned,
+            )
+            lane.wait(lane.side, lane.record(lane.link))
+            with lane.on(lane.side):
+                lane.mover.move(
+                    area,
+                    self._on_side[start : start + at_a_time],
+                    lane.positions(len(slots)),
+                    layers,
+                    to_pool=True,
+                    programs=STAGING_PROGRAMS,
+                )
+            half.free = lane.record(lane.side)
+
+
+def _part_copies(
+    source: Route, target: Route, source_slots: Slots, target_slots: Slots
+) -> list[RowCopies]:
+    """Copies between the other ends of two routes, of the layers that both have."""
+    layers = source.layers if len(source.layers) <= len(target.layers) else target.layers
+    found: Runs = runs(source_slots, target_slots)
+    copies: list[RowCopies] = []
+    for source_part, target_part in zip(source.parts, target.parts, strict=True):
+        ends = [
+            part[:, layers.start - route.layers.start :][:, : len(layers)]
+            for route, part in ((source, source_part), (target, target_part))
+        ]
+        copies += view_copies(ends[0], ends[1], source_slots, target_slots, found)
+    return copies
+
+
+def _by_host(device_slots: Slots, host_slots: Slots) -> tuple[Slots, Slots]:
+    """Both lists in the order of host slots, in which pages that follow each other are found."""
+    order = np.argsort(host_slots, kind="stable")
+    return device_slots[order], host_slots[order]
+
+
+def _kernels(lane: Lane, pair: Routes) -> bool:
+    return lane.mover.reaches_host and pair.pinned
+
+
+def _pages_at_a_time(lane: Lane, page_bytes: int) -> int:
+    return max(1, lane.staged_bytes // page_bytes)
+
+
+def prepare(pair: Routes, lane: Lane) -> None:
+    """Compiles the kernels that the pair's copies may need."""
+    mover = lane.mover
+    if not isinstance(mover, KernelMover):
+        return
+    plans = [
+        load_steps(pair.geometry, pair.layout, pages, 1.0, "auto", kernels=True, dense=pair.dense)
+        for pages in (1, 1 << 20)
+    ]
+    groups = {step.layers for plan in plans for step in plan if step.how == "staged"}
+    with lane.on(lane.side):
+        for group in {pair.host.layers, *groups}:
+            area = pair.area(lane.allocate(pair.staged_bytes(group)), group, pages=1)
+            for to_pool in (False, True):
+                mover.prepare(area, to_pool=to_pool)
+        if pair.pinned:
+            for to_pool in (False, True):
+                mover.prepare(pair.host, to_pool=to_pool)

@@ -1,0 +1,127 @@
+"""Lane: the streams, staging memory and engines of the copies in one direction on one device."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from . import copy_engine
+from .indices import Slots
+from .movers import Mover, cuda_mover
+from .row_copies import RowCopies
+
+STAGED_BYTES = 32 << 20
+"""Device memory of a staging half. A lane has two, and makes them when it first needs them; pages
+that are larger make them larger."""
+
+
+class Half:
+    """Half of a lane's staging memory: filled while the other one is emptied."""
+
+    def __init__(self) -> None:
+        self.memory: Tensor | None = None
+        self.free: Any = None
+        """The event after which it may be filled again; None if it never was."""
+
+
+class Lane:
+    """What the copies of one direction run on: `link` for what crosses the link, `side` for what
+    gathers or scatters rows on the device meanwhile.
+
+    Both streams go before others on the device, so that their few programs aren't left waiting
+    behind the model's. Hold `lock` while copies are asked for: they may come from any thread.
+    """
+
+    staged_bytes = STAGED_BYTES
+    link: Any
+    side: Any
+    mover: Mover
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.lock = threading.Lock()
+        self._halves = (Half(), Half())
+        self._turn = 0
+        self._positions: Tensor | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self.link = torch.cuda.Stream(self.device, priority=-1)
+        self.side = torch.cuda.Stream(self.device, priority=-1)
+        self.mover = cuda_mover()
+
+    def begin(self, events: Sequence[Any] = ()) -> None:
+        """Has what follows wait for what the current stream has been given, and for `events`.
+        Raises ConfigError while that stream is captured."""
+        with torch.cuda.device(self.device):
+            if torch.cuda.is_current_stream_capturing():
+                raise ConfigError(
+                    "pages can't be moved while the current stream is captured into a CUDA graph: "
+                    "ask for copies before the graph is captured or replayed"
+                )
+        given = self.record(torch.cuda.current_stream(self.device))
+        for event in (given, *events):
+            self.wait(self.link, event)
+            self.wait(self.side, event)
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Makes `stream` the current one."""
+        return torch.cuda.stream(stream)
+
+    def record(self, stream: Any) -> Any:
+        """An event that is done when the stream has done what it has been given."""
+        event = torch.cuda.Event()
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Has the stream wait for an event, if there is one."""
+        if event is not None:
+            stream.wait_event(event)
+
+    def upload(self, slots: Slots, stream: Any) -> Tensor:
+        """Slots on the device, for use on `stream`. Through pinned memory, else the copy would
+        hold up the CPU until the stream gets to it."""
+        with self.on(stream):
+            return torch.from_numpy(slots).pin_memory().to(self.device, non_blocking=True)
+
+    def positions(self, count: int) -> Tensor:
+        """0 to `count` - 1 on the device."""
+        if self._positions is None or len(self._positions) < count:
+            with self.on(self.side):
+                self._positions = torch.arange(max(count, 1024), device=self.device)
+        return self._positions[:count]
+
+    def half(self, size_bytes: int) -> tuple[Half, Tensor]:
+        """The staging half whose turn it is, with at least that much memory. Use it behind its
+        `free` event and set that again."""
+        self._turn = 1 - self._turn
+        half = self._halves[self._turn]
+        if half.memory is None or half.memory.numel() < size_bytes:
+            with self.on(self.side):
+                half.memory = self.allocate(max(size_bytes, self.staged_bytes))
+        return half, half.memory
+
+    def allocate(self, size_bytes: int) -> Tensor:
+        """Memory on the device that nobody else gets while either stream uses it."""
+        memory = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+        memory.record_stream(self.link)
+        return memory
+
+    def copy(self, copies: Sequence[RowCopies], *, to_device: bool, pinned: bool) -> None:
+        """Copies between host and device on `link`."""
+        with torch.cuda.device(self.device):
+            copy_engine.copy(copies, self.link.cuda_stream, to_device=to_device, batched=pinned)
+
+
+@functools.lru_cache(maxsize=32)
+def shared_lane(device: torch.device, direction: Literal["out", "back"]) -> Lane:
+    """The lane of callers that have none of their own."""
+    return Lane(device)

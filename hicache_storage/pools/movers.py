@@ -1,0 +1,221 @@
+"""Movers: what gathers a device pool's rows and scatters them back, on the current stream.
+
+`KernelMover` has one Triton kernel for all of it, and reaches pinned host memory too. `TorchMover`
+needs torch alone; it moves between places on one device.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .routes import Route
+
+_log = logging.getLogger(__name__)
+_WARPS = 32
+_TILE = 8192
+"""Elements that a program moves at a time, 8 a thread: few programs suffice to fill the link."""
+_UNIT_BYTES = 512
+"""Most bytes that are addressed at once: 16 for each thread of a warp."""
+_MOST_UNITS = 1 << 30
+
+
+class Mover(Protocol):
+    """Moves rows of whole pages; which, two equally long int64 tensors on the device say."""
+
+    reaches_host: bool
+    """Whether the other end may be pinned host memory."""
+
+    def move(
+        self,
+        route: Route,
+        pool_slots: Tensor,
+        other_slots: Tensor,
+        layers: range,
+        *,
+        to_pool: bool,
+        programs: int,
+    ) -> None:
+        """Moves the pages, in these layers, into the pool or out of it. Never waits. `programs`
+        is how many multiprocessors it may take, where that can be said."""
+        ...
+
+
+class TorchMover:
+    """By torch's own index operations."""
+
+    reaches_host = False
+
+    def move(
+        self,
+        route: Route,
+        pool_slots: Tensor,
+        other_slots: Tensor,
+        layers: range,
+        *,
+        to_pool: bool,
+        programs: int,
+    ) -> None:
+        """See `Mover`."""
+        for layer in layers:
+            for rows, other in route.ends(layer):
+                if to_pool:
+                    rows.index_copy_(0, pool_slots, other.index_select(0, other_slots))
+                else:
+                    other.index_copy_(0, other_slots, rows.index_select(0, pool_slots))
+
+
+@dataclass(frozen=True)
+class _Planes:
+    """Planes of equal shape: a part, or a head of it where heads aren't adjacent, in each layer.
+
+    Plane i is of layer `layers[i]`, in ascending order. Steps are in bytes.
+    """
+
+    layers: list[int]
+    pool_bases: Tensor
+    other_bases: Tensor
+    tokens: int
+    row_bytes: int
+    pool_steps: tuple[int, int]
+    """From page to page and from token to token."""
+    other_steps: tuple[int, int]
+    aligned: int
+    """A power of two that divides every address, at most 16."""
+
+    def of(self, layers: range) -> tuple[int, int]:
+        """The first plane of these layers, and how many there are."""
+        chosen = [i for i, layer in enumerate(self.layers) if layer in layers]
+        return (chosen[0], len(chosen)) if chosen else (0, 0)
+
+
+class KernelMover:
+    """By `kernels.move_rows`: one launch for each shape of rows, K and V together if equal."""
+
+    reaches_host = True
+
+    def move(
+        self,
+        route: Route,
+        pool_slots: Tensor,
+        other_slots: Tensor,
+        layers: range,
+        *,
+        to_pool: bool,
+        programs: int,
+    ) -> None:
+        """See `Mover`."""
+        if route.prepared is None:
+            route.prepared = _planes(route)
+        for planes in route.prepared:
+            units_a_page = planes.tokens * (planes.row_bytes // _unit_bytes(planes))
+            step = max(1, _MOST_UNITS // units_a_page)
+            for start in range(0, max(1, len(pool_slots)), step):
+                ends = pool_slots[start : start + step], other_slots[start : start + step]
+                _launch(planes, *ends, layers, to_pool, programs)
+
+    def prepare(self, route: Route, *, to_pool: bool) -> None:
+        """Compiles what `move` will need."""
+        none = torch.empty(0, dtype=torch.int64, device=route.pool.device)
+        self.move(route, none, none, route.layers, to_pool=to_pool, programs=1)
+
+
+def _launch(
+    planes: _Planes,
+    pool_slots: Tensor,
+    other_slots: Tensor,
+    layers: range,
+    to_pool: bool,
+    programs: int,
+) -> None:
+    from . import kernels
+
+    first, count = planes.of(layers)
+    if not count:
+        return
+    unit = _unit_bytes(planes)
+    element = math.gcd(unit, planes.aligned, 8)
+    units_a_row = planes.row_bytes // unit
+    pool = planes.pool_bases, pool_slots, planes.pool_steps
+    other = planes.other_bases, other_slots, planes.other_steps
+    source, target = (other, pool) if to_pool else (pool, other)
+    kernels.move_rows[(programs,)](
+        source[0],
+        target[0],
+        source[1],
+        target[1],
+        first,
+        count,
+        len(pool_slots) * planes.tokens * units_a_row,
+        *source[2],
+        *target[2],
+        planes.tokens,
+        units_a_row,
+        unit // element,
+        kernels.ELEMENTS[element],
+        element,
+        planes.aligned,
+        max(1, _TILE // (unit // element)),
+        planes.tokens > 1,
+        num_warps=_WARPS,
+    )
+
+
+def _unit_bytes(planes: _Planes) -> int:
+    """The largest power of two that divides a row, within limits."""
+    return math.gcd(planes.row_bytes, _UNIT_BYTES)
+
+
+def _planes(route: Route) -> list[_Planes]:
+    """The route's planes, those of one shape together."""
+    device = route.pool.device
+    found: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
+    for layer in route.layers:
+        for rows, other in route.ends(layer):
+            _, tokens, heads, size = rows.shape
+            if heads == 1 or rows.stride(2) == other.stride(2) == size:
+                heads, size = 1, heads * size
+            steps = [rows.stride(0), rows.stride(1), other.stride(0), other.stride(1)]
+            if steps[1] == steps[3] == size or tokens == 1:
+                tokens, size = 1, tokens * size
+                steps[1] = steps[3] = size
+            for head in range(heads):
+                pool_base = rows.data_ptr() + head * rows.stride(2)
+                other_base = other.data_ptr() + head * other.stride(2)
+                found.setdefault((tokens, size, *steps), []).append((layer, pool_base, other_base))
+    result = []
+    for (tokens, size, *steps), planes in found.items():
+        layers, pool_bases, other_bases = zip(*planes, strict=True)
+        bases = torch.tensor([pool_bases, other_bases], dtype=torch.int64, device=device)
+        result.append(
+            _Planes(
+                list(layers),
+                bases[0],
+                bases[1],
+                tokens,
+                size,
+                (steps[0], steps[1]),
+                (steps[2], steps[3]),
+                math.gcd(16, size, *steps, *pool_bases, *other_bases),
+            )
+        )
+    return result
+
+
+@functools.lru_cache(maxsize=1)
+def cuda_mover() -> KernelMover | TorchMover:
+    """The mover for CUDA devices: kernels where Triton is installed."""
+    if importlib.util.find_spec("triton") is not None:
+        return KernelMover()
+    _log.warning(
+        "triton is not installed: pages that are small or scattered are moved by torch, "
+        "which is slower"
+    )
+    return TorchMover()

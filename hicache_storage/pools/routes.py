@@ -1,0 +1,102 @@
+"""Routes: a device pool's pages at one end, the same pages elsewhere at the other.
+
+Elsewhere is the host pool, or a staging area on the device that holds some layers of some pages as
+a host pool of the same layout would. Legend: P pages, L layers, S page_size, H heads, B bytes a
+head's row.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from . import layouts
+from .device import DevicePool
+from .host import HostPool
+
+_ALIGNMENT = 256
+_KEPT = 256
+"""Staged routes that are kept; there are as many as staging halves times layer groups."""
+
+
+class Route:
+    """`layers` of `pool` at one end; at the other `parts`, uint8 views (P, L, S, H, B)."""
+
+    def __init__(self, pool: DevicePool, parts: Sequence[Tensor], layers: range) -> None:
+        self.pool = pool
+        self.parts = tuple(parts)
+        self.layers = layers
+        self.prepared: Any = None
+        """What the kernels keep about this route."""
+
+    def ends(self, layer: int) -> list[tuple[Tensor, Tensor]]:
+        """Both ends of each part of a layer: device pages (P, S, H, B) and the others'."""
+        return [
+            (rows, part[:, layer - self.layers.start])
+            for rows, part in zip(self.pool.page_rows(layer), self.parts, strict=True)
+        ]
+
+
+class Routes:
+    """The routes of one device pool that has one host pool."""
+
+    def __init__(self, pool: DevicePool, host: HostPool) -> None:
+        # Not the host pool itself: this object lives as long as it does.
+        self.layout = host.layout
+        self.pinned = host.pinned
+        self.geometry = host.geometry
+        self.pool = pool
+        parts = [host.page_rows(part) for part in range(len(self.geometry.row_dims))]
+        self.host = Route(pool, parts, range(self.geometry.layers))
+        self._staged: dict[tuple[int, range, int], Route] = {}
+        self.dense = all(
+            end[0].is_contiguous()
+            for layer in self.host.layers
+            for ends in self.host.ends(layer)
+            for end in ends
+        )
+        """Whether a page of one layer is one stretch at both ends."""
+
+    def staged_bytes(self, layers: range) -> int:
+        """What a page takes in a staging area that holds these layers."""
+        page = self.geometry.page_bytes // self.geometry.layers * len(layers)
+        return page + 2 * _ALIGNMENT
+
+    def staged(self, memory: Tensor, layers: range, pages: int) -> Route:
+        """The route to a staging area for `pages` pages at the start of `memory`, uint8 on the
+        device."""
+        key = (memory.data_ptr(), layers, pages)
+        if key not in self._staged:
+            if len(self._staged) >= _KEPT:
+                self._staged.clear()
+            self._staged[key] = self.area(memory, layers, pages)
+        return self._staged[key]
+
+    def area(self, memory: Tensor, layers: range, pages: int) -> Route:
+        """The same, made anew."""
+        areas = []
+        start = 0
+        geometry = self.geometry
+        for part, dim in enumerate(geometry.row_dims):
+            shape = layouts.part_shape(self.layout, geometry, pages, part, layers=len(layers))
+            shape[-1] = dim * geometry.dtype.itemsize
+            length = math.prod(shape)
+            area = memory[start : start + length].view(shape)
+            areas.append(layouts.by_page(self.layout, geometry.page_size, area))
+            start += -(-length // _ALIGNMENT) * _ALIGNMENT
+        return Route(self.pool, areas, layers)
+
+
+_known: weakref.WeakKeyDictionary[HostPool, dict[int, Routes]] = weakref.WeakKeyDictionary()
+
+
+def routes(pool: DevicePool, host: HostPool) -> Routes:
+    """The routes of these two pools, made once."""
+    found = _known.setdefault(host, {})
+    if id(pool) not in found:
+        found[id(pool)] = Routes(pool, host)
+    return found[id(pool)]

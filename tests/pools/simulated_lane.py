@@ -1,0 +1,152 @@
+"""A lane without a device: streams that do their work in any order that the events allow."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pools.pool_cases import POISON
+
+from hicache_storage.pools.indices import Slots
+from hicache_storage.pools.lanes import Lane
+from hicache_storage.pools.movers import TorchMover
+from hicache_storage.pools.routes import Route
+from hicache_storage.pools.row_copies import RowCopies
+
+
+class Event:
+    """Done once its stream has got to it."""
+
+    def __init__(self) -> None:
+        self.arrived = False
+
+    def query(self) -> bool:
+        return self.arrived
+
+
+class Stream:
+    """Work in order: functions that are called, and events that are waited for."""
+
+    def __init__(self) -> None:
+        self.work: deque[Callable[[], None] | Event] = deque()
+
+    def ready(self) -> bool:
+        while self.work and isinstance(self.work[0], Event) and self.work[0].arrived:
+            self.work.popleft()
+        return bool(self.work) and not isinstance(self.work[0], Event)
+
+    def step(self) -> None:
+        work = self.work.popleft()
+        assert not isinstance(work, Event)
+        work()
+
+
+class SimulatedLane(Lane):
+    """Holds back all that it is given until `run`."""
+
+    def __init__(self, staged_bytes: int, *, kernels: bool, seed: int) -> None:
+        self._kernels = kernels
+        self._random = random.Random(seed)
+        super().__init__(torch.device("cpu"))
+        self.staged_bytes = staged_bytes
+
+    def _start(self) -> None:
+        self.link, self.side = Stream(), Stream()
+        self.current = self.link
+        self.mover = _HeldMover(self, self._kernels)
+
+    def run(self, watch: Callable[[], None] = lambda: None) -> None:
+        """Does everything, in a random order of streams; `watch` is called after each piece."""
+        watch()
+        while ready := [stream for stream in (self.link, self.side) if stream.ready()]:
+            self._random.choice(ready).step()
+            watch()
+        assert not self.link.work
+        assert not self.side.work, "a stream waits for what never comes"
+
+    def begin(self, events: Sequence[Any] = ()) -> None:
+        for event in events:
+            self.wait(self.link, event)
+            self.wait(self.side, event)
+
+    @contextlib.contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def record(self, stream: Any) -> Any:
+        event = Event()
+
+        def arrive() -> None:
+            event.arrived = True
+
+        stream.work.append(arrive)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        if event is not None:
+            stream.work.append(event)
+
+    def upload(self, slots: Slots, stream: Any) -> torch.Tensor:
+        return torch.from_numpy(slots.copy())
+
+    def positions(self, count: int) -> torch.Tensor:
+        return torch.arange(count)
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        return torch.full((size_bytes,), POISON, dtype=torch.uint8)
+
+    def copy(self, copies: Sequence[RowCopies], *, to_device: bool, pinned: bool) -> None:
+        copies = [piece._replace() for piece in copies]
+        self.link.work.append(lambda: copy_rows(copies))
+
+
+class _HeldMover(TorchMover):
+    """Torch's own operations, when their stream gets to them."""
+
+    def __init__(self, lane: SimulatedLane, reaches_host: bool) -> None:
+        self.lane = lane
+        self.reaches_host = reaches_host
+
+    def move(
+        self,
+        route: Route,
+        pool_slots: torch.Tensor,
+        other_slots: torch.Tensor,
+        layers: range,
+        *,
+        to_pool: bool,
+        programs: int,
+    ) -> None:
+        def work() -> None:
+            TorchMover().move(
+                route, pool_slots, other_slots, layers, to_pool=to_pool, programs=programs
+            )
+
+        self.lane.current.work.append(work)
+
+
+def copy_rows(copies: Sequence[RowCopies]) -> None:
+    """What a copy engine does with them."""
+    for piece in copies:
+        assert piece.width > 0
+        assert piece.height > 0
+        for source, target in zip(piece.source.tolist(), piece.target.tolist(), strict=True):
+            for row in range(piece.height):
+                ctypes.memmove(
+                    target + row * piece.target_pitch,
+                    source + row * piece.source_pitch,
+                    piece.width,
+                )
+
+
+def as_slots(values: Sequence[int]) -> Slots:
+    """Page indices as the copies take them."""
+    return np.array(list(values), dtype=np.int64)

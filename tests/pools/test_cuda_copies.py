@@ -1,0 +1,191 @@
+"""The copies of a CUDA device, on CPU tensors: exact bytes whatever the streams' order, and no
+event before its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pools.pool_cases import (
+    MHA,
+    MLA,
+    POISON,
+    Case,
+    cases,
+    device_pool,
+    fill,
+    fill_random,
+    host_page,
+    page_bytes,
+    poison,
+    rows,
+    strided_pool,
+)
+from pools.simulated_lane import SimulatedLane, as_slots
+
+from hicache_storage.pools import cuda_copies, strategy
+from hicache_storage.pools.device import DevicePool
+from hicache_storage.pools.host import HostPool
+from hicache_storage.pools.layouts import LAYOUTS, Layout
+from hicache_storage.pools.routes import Routes, routes
+from hicache_storage.pools.strategy import STRATEGIES, Strategy
+
+Halves = list[tuple[DevicePool, HostPool]]
+LIMITS = ("BACKUP_STRETCH", "LOAD_STRETCH", "LOAD_ROW", "ENGINE_ROW", "_STEP_BYTES")
+
+
+def make_halves(case: Case) -> Halves:
+    make = strided_pool if case.strided else device_pool
+    halves: Halves = []
+    for geometry in [case.target] + ([case.draft] if case.draft is not None else []):
+        halves.append(
+            (make(geometry, case.device_pages), HostPool(geometry, case.host_pages, case.layout))
+        )
+        fill_random(halves[-1][0], len(halves))
+        poison(halves[-1][1])
+    return halves
+
+
+def ways(halves: Halves) -> list[Routes]:
+    """As if the host pools were pinned, so that every way can be taken."""
+    found = [routes(device, host) for device, host in halves]
+    for way in found:
+        way.pinned = True
+    return found
+
+
+@settings(max_examples=300)
+@given(
+    cases(),
+    st.sampled_from(STRATEGIES),
+    st.booleans(),
+    st.integers(1, 2000),
+    st.lists(st.integers(1, 300), min_size=5, max_size=5),
+    st.integers(0, 1000),
+)
+def test_pages_move_exactly_in_any_order_that_the_events_allow(
+    case: Case, chosen: Strategy, kernels: bool, staged: int, limits: list[int], seed: int
+) -> None:
+    halves = make_halves(case)
+    pairs = ways(halves)
+    source, middle, destination = map(as_slots, (case.source, case.host, case.destination))
+    expected = [
+        [page_bytes(device, page, host.order) for page in case.source] for device, host in halves
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in zip(LIMITS, limits, strict=True):
+            patch.setattr(strategy, name, value)
+        patch.setattr(strategy, "FEWEST_ROWS", 1)
+        out = SimulatedLane(staged, kernels=kernels, seed=seed)
+        events = cuda_copies.backup(pairs, source, middle, out, chosen)
+        assert not any(event.query() for event in events)
+        out.run()
+        assert all(event.query() for event in events)
+        for (_, host), pages in zip(halves, expected, strict=True):
+            untouched = [bytes([POISON]) * host.geometry.page_bytes] * host.num_pages
+            for slot, page in zip(case.host, pages, strict=True):
+                untouched[slot] = page
+            assert [host_page(host, slot) for slot in range(host.num_pages)] == untouched
+
+        for device, _ in halves:
+            fill(device, POISON)
+        back = SimulatedLane(staged, kernels=kernels, seed=seed)
+        by_layer = cuda_copies.load_back(pairs, middle, destination, back, chosen)
+        assert len(by_layer) == max(device.geometry.layers for device, _ in halves)
+        seen: dict[int, Any] = {}
+
+        def watch() -> None:
+            for layer, layer_events in enumerate(by_layer):
+                if layer not in seen and all(event.query() for event in layer_events):
+                    seen[layer] = [rows(device) for device, _ in halves]
+
+        back.run(watch)
+    for (device, host), pages in zip(halves, expected, strict=True):
+        untouched = [bytes([POISON]) * device.geometry.page_bytes] * device.num_pages
+        for slot, page in zip(case.destination, pages, strict=True):
+            untouched[slot] = page
+        found = [page_bytes(device, page, host.order) for page in range(device.num_pages)]
+        assert found == untouched
+    final = [rows(device) for device, _ in halves]
+    assert len(seen) == len(by_layer)
+    for layer, then in seen.items():
+        for now, before in zip(final, then, strict=True):
+            for part_now, part_before in zip(now, before, strict=True):
+                assert part_before[: layer + 1] == part_now[: layer + 1], "too early"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kernels", [False, True], ids=["copies", "kernels"])
+def test_copies_asked_for_at_once_share_the_staging_memory(layout: Layout, kernels: bool) -> None:
+    """A half isn't filled again before it was emptied, also by the next copy."""
+    device, host = device_pool(MHA, 12), HostPool(MHA, 12, layout)
+    fill_random(device, 1)
+    poison(host)
+    pairs = ways([(device, host)])
+    for seed in range(20):
+        lane = SimulatedLane(3 * MHA.page_bytes, kernels=kernels, seed=seed)
+        for first in (0, 4, 8):
+            pages = as_slots(range(first, first + 4))
+            cuda_copies.backup(pairs, pages, 11 - pages, lane, "copy_engine")
+        lane.run()
+        for page in range(12):
+            assert host_page(host, 11 - page) == page_bytes(device, page, host.order)
+        restored = device_pool(MHA, 12)
+        lane = SimulatedLane(3 * MHA.page_bytes, kernels=kernels, seed=seed)
+        back = ways([(restored, host)])
+        for first in (0, 4, 8):
+            pages = as_slots(range(first, first + 4))
+            cuda_copies.load_back(back, 11 - pages, pages, lane, "copy_engine")
+        lane.run()
+        assert rows(restored) == rows(device)
+
+
+def test_a_copy_waits_for_the_events_that_it_was_told_of() -> None:
+    device, host = device_pool(MLA, 4), HostPool(MLA, 4)
+    pairs = ways([(device, host)])
+    fill(device, 1)
+    first = SimulatedLane(1 << 20, kernels=True, seed=1)
+    second = SimulatedLane(1 << 20, kernels=True, seed=1)
+    event = first.record(first.link)
+    cuda_copies.backup(pairs, as_slots([0]), as_slots([0]), second, "auto", [event])
+    assert not second.link.ready()
+    assert not second.side.ready()
+    first.run()
+    second.run()
+    assert set(host_page(host, 0)) == {1}
+
+
+def test_layers_arrive_before_the_last_one_where_pages_hold_tokens_first() -> None:
+    """The first layers of token-layer pages come by kernel, not with everything else."""
+    geometry = replace(MLA, layers=32, head_dim=1024, page_size=16)
+    device, host = device_pool(geometry, 64), HostPool(geometry, 64, "page_first")
+    pairs = ways([(device, host)])
+    lane = SimulatedLane(1 << 22, kernels=True, seed=3)
+    pages = as_slots(range(64))
+    by_layer = cuda_copies.load_back(pairs, pages, pages, lane, "auto")
+    assert len({id(events[-1]) for events in by_layer}) >= 4
+    while not all(event.query() for event in by_layer[0]):
+        lane.link.step()
+    assert not any(event.query() for event in by_layer[-1])
+
+
+def test_no_page_at_all_still_gives_every_layer_its_event() -> None:
+    pairs = ways([(device_pool(MHA, 2), HostPool(MHA, 2))])
+    lane = SimulatedLane(1 << 20, kernels=True, seed=1)
+    none = as_slots([])
+    events = cuda_copies.backup(pairs, none, none, lane, "auto")
+    by_layer = cuda_copies.load_back(pairs, none, none, lane, "auto")
+    assert len(by_layer) == MHA.layers
+    lane.run()
+    assert all(event.query() for events in (events, *by_layer) for event in events)
+
+
+def test_routes_are_made_once_for_two_pools() -> None:
+    device, other, host = device_pool(MHA, 2), device_pool(MHA, 2), HostPool(MHA, 2)
+    assert routes(device, host) is routes(device, host)
+    assert routes(device, host) is not routes(other, host)
+    assert not routes(device, host).pinned or torch.cuda.is_available()
