@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -106,6 +107,15 @@ def stored_bytes(root: Any) -> int:
     return total
 
 
+def stands_still(pid: int) -> bool:
+    """Whether every thread of a stopped process has come to a halt, or is gone."""
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            if task.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True
+
+
 def stored_bytes_at_once(root: Any, pids: Iterable[int]) -> int:
     """As `stored_bytes`, while these processes, which write there, stand still."""
     running = []
@@ -114,6 +124,8 @@ def stored_bytes_at_once(root: Any, pids: Iterable[int]) -> int:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
                 running.append(pid)
+        while not all(map(stands_still, running)):
+            time.sleep(0.001)
         return stored_bytes(root)
     finally:
         for pid in running:

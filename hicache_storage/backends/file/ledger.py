@@ -8,7 +8,7 @@ makes it true again, also after someone removed files by hand.
 A recount takes a while, and others go on writing. To what its walk found it adds what was
 reserved since it began, and what was reserved before and not yet settled when it ended: such a
 page may have been published behind the walk's back. A reservation that nobody settles drops out
-one recount later. What shrinks or goes while a recount begins, runs or ends is not taken off,
+after a minute or two. What shrinks or goes while a recount begins, runs or ends is not taken off,
 as the walk may have missed it already; the next recount corrects that.
 """
 
@@ -24,8 +24,10 @@ from typing import NamedTuple
 
 from .lockfile import LockFile
 
-_FIELDS = struct.Struct("<4sI16s8q4Qd")
+_FIELDS = struct.Struct("<4sI16s10q5Q2d")
 _MAGIC = b"HKVL"
+KEEP_S = 60.0
+"""How long a reservation counts at least, if nobody settles it."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -63,15 +65,20 @@ class Balance:
     """Of these, added since the latest recount began."""
     unsettled: Amount = field(default_factory=Amount)
     """Reserved since then and not settled."""
+    younger: Amount = field(default_factory=Amount)
+    """Reserved before, since recount number `younger_from` began, and not settled."""
     older: Amount = field(default_factory=Amount)
-    """Reserved before, since recount number `oldest` began, and not settled."""
-    oldest: int = 0
-    counted: int = 0
+    """Reserved before that, since recount number `older_from` began, and not settled."""
+    younger_from: int = 0
+    older_from: int = 0
+    counted_from: int = 0
     """`total` has the reservations made since this recount began, settled or not."""
     mark: Mark = field(default_factory=Mark)
     """Recounts since the machine started."""
     recounted_s: float = 0.0
     """When the latest recount ended, in seconds since the epoch."""
+    younger_s: float = 0.0
+    """When recount number `younger_from` began."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +132,13 @@ class Ledger:
                 balance.since = balance.since.plus(change)
             else:
                 balance.since = balance.since.plus(added)
-                if reservation.mark.begun >= balance.oldest:
+                if reservation.mark.begun >= balance.younger_from:
+                    balance.younger = balance.younger.minus(reservation.amount)
+                elif reservation.mark.begun >= balance.older_from:
                     balance.older = balance.older.minus(reservation.amount)
-            if reservation.mark.begun >= balance.counted:
+            if reservation.mark.begun >= balance.counted_from:
                 balance.total = balance.total.plus(change)
-            else:  # in flight during two recounts: the total has left it out
+            else:  # in flight for so long that the total has left it out
                 balance.total = balance.total.plus(added)
             return balance
 
@@ -143,10 +152,12 @@ class Ledger:
         """The recount's number, for `end_recount`. One process at a time recounts."""
         with self._changing() as balance:
             begun, ended = balance.mark
-            if ended == begun:
-                balance.older, balance.oldest = balance.unsettled, begun
-            else:  # whoever began the last one died
-                balance.older = balance.older.plus(balance.unsettled)
+            now_s = time.time()
+            if now_s - balance.younger_s >= KEEP_S:
+                balance.older, balance.older_from = balance.younger, balance.younger_from
+                balance.younger, balance.younger_from = Amount(), begun
+                balance.younger_s = now_s
+            balance.younger = balance.younger.plus(balance.unsettled)
             balance.unsettled = balance.since = Amount()
             balance.mark = Mark(begun + 1, ended)
             return begun + 1
@@ -155,9 +166,10 @@ class Ledger:
         """Makes what a walk found, and what came meanwhile, the balance."""
         with self._changing() as balance:
             if number == balance.mark.begun:
-                coming = balance.since.at_least_none().plus(balance.older.at_least_none())
-                balance.total = found.plus(coming)
-                balance.counted = balance.oldest
+                for coming in (balance.since, balance.younger, balance.older):
+                    found = found.plus(coming.at_least_none())
+                balance.total = found
+                balance.counted_from = balance.older_from
                 balance.mark = Mark(number, number)
                 balance.recounted_s = time.time()
 
@@ -174,12 +186,26 @@ class Ledger:
     def _parse(self, record: bytes) -> Balance:
         if len(record) != _FIELDS.size:
             return Balance()
-        magic, _, boot, *numbers, recounted_s = _FIELDS.unpack(record)
+        magic, _, boot, *numbers = _FIELDS.unpack(record)
         if magic != _MAGIC or boot != self._boot:
             return Balance()
-        total, since, unsettled, older = (Amount(*numbers[i : i + 2]) for i in range(0, 8, 2))
-        oldest, counted, *mark = numbers[8:]
-        return Balance(total, since, unsettled, older, oldest, counted, Mark(*mark), recounted_s)
+        total, since, unsettled, younger, older = (
+            Amount(*numbers[i : i + 2]) for i in range(0, 10, 2)
+        )
+        younger_from, older_from, counted_from, begun, ended, recounted_s, younger_s = numbers[10:]
+        return Balance(
+            total=total,
+            since=since,
+            unsettled=unsettled,
+            younger=younger,
+            older=older,
+            younger_from=younger_from,
+            older_from=older_from,
+            counted_from=counted_from,
+            mark=Mark(begun, ended),
+            recounted_s=recounted_s,
+            younger_s=younger_s,
+        )
 
     def _format(self, balance: Balance) -> bytes:
         return _FIELDS.pack(
@@ -189,11 +215,14 @@ class Ledger:
             *balance.total,
             *balance.since,
             *balance.unsettled,
+            *balance.younger,
             *balance.older,
-            balance.oldest,
-            balance.counted,
+            balance.younger_from,
+            balance.older_from,
+            balance.counted_from,
             *balance.mark,
             balance.recounted_s,
+            balance.younger_s,
         )
 
 
