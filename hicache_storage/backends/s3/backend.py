@@ -29,6 +29,7 @@ class S3Backend:
     """
 
     Config = S3Config
+    scope = "shared"
 
     def __init__(self, config: S3Config) -> None:
         self.config = config

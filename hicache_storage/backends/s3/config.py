@@ -49,7 +49,7 @@ class S3Config:
     stall_timeout_s: float = option(
         5.0, unit="s", doc="Silence after which a request is tried again on another connection."
     )
-    attempts: int = option(6, unit="tries", doc="Most tries of one request.")
+    attempts: int = option(8, unit="tries", doc="Most tries of one request.")
     hedge_after_s: float | None = option(
         None, unit="s", doc="Wait for a read's answer before it is asked for a second time; off."
     )
