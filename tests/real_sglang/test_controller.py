@@ -121,7 +121,8 @@ def test_named_backends_have_the_calls_in_place_and_names_of_their_own(
 
 
 @pytest.mark.parametrize("interface_v1", [0, 1])
-def test_the_dynamic_route_does_the_same(store_url: Any, interface_v1: int) -> None:
+def test_the_dynamic_route_does_the_same(rank: Any, store_url: Any, interface_v1: int) -> None:
+    set_arguments()
     config = {
         "backend_name": "own", "module_path": MODULE, "class_name": "HiCacheStore",
         "interface_v1": interface_v1, "url": store_url("file"),
