@@ -25,7 +25,8 @@ from backends.lmdb_rig import (
 )
 
 from hicache_storage import BackendError, BackendUnavailable, ConfigError
-from hicache_storage.backends.lmdb import LmdbBackend, datafile, judging, mounts, opening
+from hicache_storage.backends import mounts
+from hicache_storage.backends.lmdb import LmdbBackend, datafile, judging, opening
 from hicache_storage.backends.lmdb import environment as environment_module
 from hicache_storage.backends.lmdb.datafile import needed_bytes, read_meta
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ...errors import BackendUnavailable, ConfigError
+from ..mounts import file_system
 from .faults import FULL, NOT_WRITABLE
-from .mounts import file_system_type
 from .names import CONTROL, LONGEST_USUAL_NAME
 
 FORMAT = b"hicache-storage file store, format 1\n"
@@ -57,7 +57,7 @@ def open_root(path: str, *, read_only: bool) -> Root:
                 raise _unusable(path, error) from error
     _recognise(path)
     _check_names(path)
-    return Root(path, file_system_type(path))
+    return Root(path, file_system(path))
 
 
 def require(root: str) -> None:

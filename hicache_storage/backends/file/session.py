@@ -13,10 +13,10 @@ from typing import Any
 from ...errors import BackendUnavailable
 from ...failures import FailureLog
 from ...page import PageSpans
+from ..mounts import trust
 from .config import FileConfig
 from .directories import Directories
 from .faults import FULL, NOT_WRITABLE
-from .mounts import is_network_type
 from .names import temp_name
 from .root import Root, open_root
 from .space import FixedSpace, Space
@@ -123,17 +123,23 @@ class Session:
 
     def _may_evict(self) -> bool:
         """Whether locks and counts can be relied on; warns if not."""
-        if not is_network_type(self.root.file_system) or self.config.network_eviction:
-            return True
-        capacity = self.config.capacity
-        limit = "" if capacity is None else f" and capacity={capacity} has no effect"
-        self.failures.note(
-            "network file system",
-            f"{self.root.path} is on {self.root.file_system}, where locks and counts of several "
-            f"hosts can't be relied on, so nothing is evicted{limit}; set network_eviction if one "
-            "host alone writes there",
-        )
-        return False
+        kind, capacity = self.root.file_system, self.config.capacity
+        trusted = "local" if self.config.network_eviction else trust(kind)
+        if trusted == "network":
+            limit = "" if capacity is None else f" and capacity={capacity} has no effect"
+            self.failures.note(
+                "network file system",
+                f"{self.root.path} is on {kind}, where locks and counts of several hosts can't be "
+                f"relied on, so nothing is evicted{limit}; set network_eviction if one host alone "
+                "writes there",
+            )
+        elif trusted == "doubtful" and capacity is not None:
+            self.failures.note(
+                "file system",
+                f"{self.root.path} is on {kind}; the capacity is kept only if one host alone "
+                "writes there",
+            )
+        return trusted != "network"
 
     def _sweep(self) -> None:
         """Removes what dead writers left. Temporary files are never read, so nobody has to wait

@@ -10,9 +10,9 @@ from typing import Any
 import lmdb
 
 from ...errors import BackendError, ConfigError
+from ..mounts import file_system, trust
 from .config import LmdbConfig
 from .judging import DATA, LOCK, judge, note_unsynced, setup_lock, sweep
-from .mounts import file_system, trust
 from .records import FORMAT, FORMAT_KEY, TREES, Trees
 
 logger = logging.getLogger("hicache_storage")

@@ -1,4 +1,4 @@
-"""Which file system a directory lies on, and whether LMDB can be trusted to it."""
+"""Which file system a directory lies on, and whether what one host knows of it is all there is."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def file_system(directory: str, mounts: str | None = None) -> str:
 
 
 def trust(kind: str) -> Trust:
-    """Whether a file system of this type keeps what LMDB builds on: locks that all users see, a
-    map that agrees with writes, and writes in order."""
+    """Whether a file system of this type keeps what stores on one host build on: locks that all
+    users see, a map that agrees with writes, and writes in order."""
     name, _, subtype = kind.lower().partition(".")
     if name in _NETWORK:
         return "network"
