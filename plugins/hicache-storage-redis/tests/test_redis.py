@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 from hicache_storage_redis import RedisBackend, RedisConfig
+from hicache_storage_redis.errors import is_of_one_page
 from redis_servers import Server, free_port, one_server
 
 from hicache_storage import (
@@ -186,6 +187,23 @@ def test_wrong_options_are_refused_before_anything_is_sent(
 
     with pytest.raises(ConfigError, match=words):
         open_with_options()
+
+
+@pytest.mark.parametrize(
+    ("error", "of_one_page"),
+    [
+        (redis.OutOfMemoryError("command not allowed"), True),
+        (redis.ResponseError("WRONGTYPE not a string"), True),
+        (redis.ReadOnlyError("a replica"), False),
+        (redis.exceptions.NoPermissionError("no SET for you"), False),
+        (redis.exceptions.ClusterDownError("The cluster is down"), False),
+        (redis.ResponseError("LOADING the dataset"), False),
+        (redis.ConnectionError("gone"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_fault_of_the_server_is_not_taken_for_a_miss(error: Exception, of_one_page: bool) -> None:
+    assert is_of_one_page(error) is of_one_page
 
 
 def test_the_password_is_in_no_text() -> None:

@@ -26,6 +26,7 @@ from hicache_storage import (
     hookimpl,
 )
 from hicache_storage.failures import FailureLog
+from hicache_storage.hookspecs import Scope
 from hicache_storage.keys import split_page_key, split_stored_key
 from hicache_storage.page import spans_bytes
 
@@ -41,21 +42,19 @@ class FsspecBackend:
     """Pages in an fsspec file system."""
 
     Config = FsspecConfig
+    scope: Scope = "shared"
 
     def __init__(self, config: FsspecConfig) -> None:
         if not config.path.strip("/"):
             raise ConfigError("fsspec: path must name a directory or bucket/prefix of its own")
         self.config = config
+        if config.protocol == "memory":
+            self.scope = "process"  # one dict a process, whoever opens it
         self.failures = FailureLog(f"fsspec {config.protocol}")
         self._files = FileSystem(config)
         self._root = config.path.rstrip("/")
         self._known: set[str] = set()
         self._lock = threading.Lock()
-
-    @property
-    def scope(self) -> str:
-        """fsspec's memory file system is one dict a process."""
-        return "process" if self.config.protocol == "memory" else "shared"
 
     @hookimpl
     def open(self) -> None:

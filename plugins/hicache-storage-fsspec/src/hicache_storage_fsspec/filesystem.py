@@ -8,9 +8,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import fsspec
-from fsspec.asyn import AsyncFileSystem, sync
-
 from hicache_storage import BackendUnavailable, ConfigError
 
 from .config import FsspecConfig, storage_options
@@ -54,6 +51,8 @@ class FileSystem:
 
         All at once, `concurrency` at a time, where the file system is asynchronous.
         """
+        from fsspec.asyn import AsyncFileSystem, sync
+
         made = self.get()
         if isinstance(made, AsyncFileSystem) and made.async_impl:
             call = getattr(made, f"_{verb}")
@@ -62,6 +61,9 @@ class FileSystem:
         return [_caught(call, each) for each in arguments]
 
     def _make(self) -> Any:
+        import fsspec
+        from fsspec.asyn import AsyncFileSystem
+
         protocol = self.config.protocol
         try:
             cls = fsspec.get_filesystem_class(protocol)

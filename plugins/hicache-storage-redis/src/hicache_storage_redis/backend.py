@@ -14,14 +14,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import redis
-
 from hicache_storage import ConfigError, PageSpans, StoredPage, Usage, hookimpl
 from hicache_storage.failures import FailureLog
 
-from .client import connect
 from .config import RedisConfig
-from .errors import refuses_page, translated
+from .errors import client_errors, is_of_one_page, translated
 
 logger = logging.getLogger("hicache_storage")
 SCANNED_AT_ONCE = 1000
@@ -48,7 +45,7 @@ class RedisBackend:
         """Connects, and warns of a memory policy that doesn't suit a cache."""
         try:
             nodes = self._memory()
-        except (redis.RedisError, OSError) as error:
+        except client_errors() as error:
             raise translated(error, "open") from error
         if any(n.get("maxmemory") and n.get("maxmemory_policy") == "noeviction" for n in nodes):
             logger.warning(
@@ -61,6 +58,8 @@ class RedisBackend:
         if self._pid != os.getpid():
             with self._lock:
                 if self._pid != os.getpid():
+                    from .client import connect
+
                     self._client, self._pid = connect(self.config), os.getpid()
         return self._client
 
@@ -130,7 +129,7 @@ class RedisBackend:
             stored_bytes += page.stored_bytes
         try:
             limit = sum(int(node.get("maxmemory", 0)) for node in self._memory())
-        except (redis.RedisError, OSError) as error:
+        except client_errors() as error:
             raise translated(error, "usage") from error
         return Usage(pages, stored_bytes, limit or None)
 
@@ -166,21 +165,17 @@ class RedisBackend:
         """One answer a command; an exception stands for a command that failed alone."""
         try:
             return list(pipeline.execute(raise_on_error=False))
-        except (redis.RedisError, OSError) as error:
+        except client_errors() as error:
             raise translated(error, operation) from error
 
     def _failed(self, answer: Any, operation: str) -> bool:
         """Whether one command failed; raises if that says that the server can't serve."""
         if not isinstance(answer, Exception):
             return False
-        if refuses_page(answer):
+        if is_of_one_page(answer):
             self.failures.note(operation, answer)
             return True
-        error = translated(answer, operation)
-        if isinstance(answer, redis.ResponseError) and not error.retryable:
-            self.failures.note(operation, answer)  # of this page: a value of another type, say
-            return True
-        raise error from answer
+        raise translated(answer, operation) from answer
 
     def _done(self, answer: Any, operation: str) -> bool:
         return not self._failed(answer, operation) and bool(answer)
@@ -218,7 +213,7 @@ class RedisBackend:
                 if text not in seen:
                     seen.add(text)
                     yield text
-        except (redis.RedisError, OSError) as error:
+        except client_errors() as error:
             raise translated(error, "scan") from error
 
     def _measured(self, names: list[str]) -> Iterator[StoredPage]:
