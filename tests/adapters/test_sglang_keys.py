@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import page_hash
+from page_names import page_hash
 
 from hicache_storage import InvalidKey
 from hicache_storage.adapters.sglang_keys import key_tag, keys_by_pool, parse_key, pool_name
