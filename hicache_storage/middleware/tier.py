@@ -84,6 +84,7 @@ class TierBackend:
     def batch_set(
         self, keys: list[str], pages: list[PageSpans], prefix_keys: list[str] | None
     ) -> list[bool]:
+        self.promotions.drop(keys)  # else an older page would come up over the new one
         above = self._tolerant(
             "upper write",
             lambda: self.upper.batch_set(keys, pages, prefix_keys),

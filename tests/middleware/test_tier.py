@@ -81,6 +81,21 @@ def test_pages_found_below_are_promoted(
     assert tier.lower.requests("batch_get") == [], "the upper tier serves them now"
 
 
+def test_a_page_on_its_way_up_never_replaces_one_that_was_set_meanwhile(
+    tier: Tier, target_namespace: Namespace, hashes: Hashes
+) -> None:
+    keys = hashes(1)
+    tier.store.batch_set(target_namespace, keys, pages(1))
+    tier.upper.clear()
+    tier.upper.fail["batch_set"] = DOWN  # the promotion is tried again and again
+    assert read(tier.store, target_namespace, keys) == [1]
+    assert tier.backend.promotions.queued_pages == 1
+    tier.upper.fail.clear()
+    tier.store.batch_set(target_namespace, keys, [bytes([9]) * 512])
+    tier.settle()
+    assert read(tier.store, target_namespace, keys) == [9]
+
+
 def test_only_what_the_upper_tier_lacks_is_asked_of_the_lower_one(
     tier: Tier, target_namespace: Namespace, hashes: Hashes
 ) -> None:
