@@ -5,7 +5,7 @@ PYTHON ?= python3
 TORCH_VERSION ?= 2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test lint types format bench docs clean
+.PHONY: help setup demo test ceph lint types format bench stress reports docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test: setup ## all tests that need no GPU; those of Redis need redis-server on t
 	$(BIN)/python -m pytest
 	set -e; for plugin in $(PLUGINS); do $(BIN)/python -m pytest $$plugin -c $$plugin/pyproject.toml; done
 
+ceph: setup ## the conformance kit on s3:// with a real Ceph; needs ceph-mon, ceph-osd and radosgw
+	$(BIN)/python -m pytest tests/contract/ceph.py
+
 lint: setup ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,6 +48,12 @@ format: setup ## puts the code in order
 
 bench: setup ## the file backend beside memcpy and the disk
 	$(BIN)/python benchmarks/file_backend.py
+
+stress: setup ## 4 processes x 4 threads for a minute on file, lmdb, s3 and redis
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python benchmarks/stress_report.py
+
+reports: setup ## docs/conformance-reports.md: the kit on every backend, with real servers, Ceph too
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python benchmarks/conformance_reports.py
 
 clean: ## removes the environment and what tools left
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
