@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hicache.rig import Rig, branch, chain
+from hicache.rig import Gate, Rig, branch, chain, geometry
 from hicache.test_levels import squeeze
 
 from hicache_storage import BackendUnavailable, ConfigError
 from hicache_storage.pairing import PairedStore
+from hicache_storage.pools.device import MHADevicePool
 
 MakeRig = Callable[..., Rig]
 
@@ -244,6 +245,53 @@ def test_required_pages_without_their_draft_are_neither_used_nor_written(rig: Ma
     one.cache.release(lease)
     one.keep(hashes)
     assert other.backend.stored() == {*hashes, *(f"d:{h}" for h in hashes)}
+    one.close()
+
+
+def test_a_host_page_does_not_change_while_it_is_written(rig: MakeRig) -> None:
+    hashes = chain(2)
+    first = stored(rig, hashes, 1)
+    one = rig(backend=first.backend)
+    one.cache.release(one.fetch(hashes))
+    one.cache.detach_storage()
+    other = rig(store=False)
+    one.attach(other.backend)
+    gate = other.backend.on = Gate("batch_set", hashes[1])
+    lease = one.cache.acquire("r", hashes)
+    one.until(gate.entered.is_set)
+    page = lease.nodes[1].host
+    assert page is not None
+    assert one.pools.draft_host is not None
+    pages = one.cache.allocate(1)
+    assert pages is not None
+    one.fill(pages.tolist(), hashes[1:])
+    one.cache.insert(lease, hashes, torch.cat([lease.device_indices[:1], pages]))
+    assert lease.drafts == [True, True]
+    assert not any(any(span) for span in one.pools.draft_host.spans(page))
+    gate.open()
+    one.idle()
+    one.cache.release(lease)
+    one.keep(hashes)
+    assert other.backend.stored() == {*hashes, *(f"d:{h}" for h in hashes)}
+    one.close()
+
+
+def test_pages_from_before_the_draft_was_registered_have_none(rig: MakeRig) -> None:
+    one = rig(draft=False, store=False, write_policy="write_back", device_pages=8)
+    hashes = chain(3)
+    one.keep(hashes)
+    pool = MHADevicePool(geometry(1), 8)
+    for part in (*pool.k, *pool.v):
+        part.fill_(float("nan"))
+    assert one.pools.register_draft(pool)
+    lease = one.cache.acquire("r", hashes)
+    assert lease.drafts == [False] * 3
+    one.cache.release(lease)
+    squeeze(one, 8)
+    lease = one.cache.acquire("r", hashes)
+    assert (lease.from_host, lease.drafts) == (3, [False] * 3)
+    one.check(lease)
+    one.cache.release(lease)
     one.close()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hicache.rig import Rig, branch, chain
+from hicache.rig import Gate, Rig, branch, chain
 
 MakeRig = Callable[..., Rig]
 
@@ -149,6 +149,31 @@ def test_a_page_with_host_pages_behind_it_is_backed_up_before_it_goes(
     assert resident(one, hashes) == ["d", "h", "h"]
     squeeze(one, 4)
     assert resident(one, hashes) == ["h", "h", "h"]
+    one.close()
+
+
+def test_a_page_with_host_pages_behind_it_stays_if_it_can_not_be_backed_up(rig: MakeRig) -> None:
+    hashes = chain(6)
+    first = rig()
+    first.keep(hashes)
+    one = rig(backend=first.backend, write_policy="write_back", device_pages=4, host_pages=8)
+    one.keep(hashes[:1])
+    one.cache.prefetch("r", hashes[:3])
+    one.idle()
+    one.cache.release(one.cache.acquire("r", hashes[:1]))
+    gate = one.backend.on = Gate("exists")
+    one.cache.prefetch("r", hashes)
+    one.until(gate.entered.is_set)
+    taken = one.pools.host_allocator.alloc(one.pools.host_allocator.available)
+    assert taken is not None
+    assert resident(one, hashes[:3]) == ["d", "h", "h"]
+    assert one.cache.allocate(4) is None
+    assert resident(one, hashes[:3]) == ["d", "h", "h"]
+    one.pools.host_allocator.free(taken)
+    gate.open()
+    squeeze(one, 4)
+    assert resident(one, hashes[:3]) == ["h", "h", "h"]
+    one.cache.cancel_prefetch("r")
     one.close()
 
 
