@@ -563,6 +563,33 @@ def test_a_newer_layout_of_this_store_is_refused_and_left_as_it_is(tmp_path: Pat
     assert not aside(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("version", "good"),
+    [
+        ("1.4.1", False),
+        ("1.6.2", False),
+        ("1.7.3", True),
+        ("1.8.1", True),
+        ("2.0.0", False),
+        ("2.1.1", True),
+        ("2.2.1", False),
+        ("2.3.0", True),
+        ("3.0.0", True),
+        ("10.0.0rc1", True),
+    ],
+)
+def test_releases_of_the_client_that_break_their_promises_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, good: bool
+) -> None:
+    monkeypatch.setattr(lmdb, "__version__", version)
+    if good:
+        opening.check_release(version)
+    else:
+        with pytest.raises(ConfigError, match=f"lmdb {version}"):
+            opened(tmp_path / "pages")
+        assert not (tmp_path / "pages").exists()
+
+
 def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     with pytest.raises(ConfigError, match="not a directory"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +25,7 @@ def open_environment(path: str, config: LmdbConfig, map_bytes: int) -> tuple[Any
     Nobody in this process may have it open. Raises ConfigError if it isn't this backend's or
     must not be used here, BackendError if it can't be opened.
     """
+    check_release(lmdb.__version__)
     check_place(path, config)
     with setup_lock(path, read_only=config.read_only):
         if not config.read_only:
@@ -44,6 +46,23 @@ def open_environment(path: str, config: LmdbConfig, map_bytes: int) -> tuple[Any
         except BaseException:
             handle.close()
             raise
+
+
+def check_release(version: str) -> None:
+    """Refuses releases of the client that fail in ways that can't be worked around."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if numbers < (1, 7, 3):
+        problem = "keeps a read transaction that a fork would break"
+    elif numbers[:2] == (2, 0):
+        problem = "stops all threads while another process commits"
+    elif numbers[:2] == (2, 2):
+        problem = "loses its trees when the map grows"
+    else:
+        return
+    raise ConfigError(
+        f"backend 'lmdb': lmdb {version} {problem}; use 1.7.3 or newer, but neither 2.0 nor 2.2: "
+        "pip install 'hicache-storage[lmdb]'"
+    )
 
 
 def check_place(path: str, config: LmdbConfig) -> None:
