@@ -91,6 +91,11 @@ def answer(*hosts: str) -> list[Any]:
     return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 80)) for host in hosts]
 
 
+def finished(resolver: Resolver) -> None:
+    assert resolver._lookup is not None
+    resolver._lookup.join(10)
+
+
 def test_addresses_are_taken_in_turn_and_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [answer("192.0.2.1", "192.0.2.2", "192.0.2.1"), answer("192.0.2.3")]
 
@@ -104,11 +109,10 @@ def test_addresses_are_taken_in_turn_and_looked_up_anew(monkeypatch: pytest.Monk
     until_s = time.monotonic() + 10
     first = [resolver.next_address(until_s).target[0] for _ in range(4)]
     assert first == ["192.0.2.1", "192.0.2.2"] * 2
+    finished(resolver)
     monkeypatch.setattr(resolver_module, "KEEP_S", -1.0)
     assert resolver.next_address(until_s).target[0].startswith("192.0.2.")
-    lookup = resolver._lookup
-    assert lookup is not None
-    lookup.join(10)
+    finished(resolver)
     monkeypatch.setattr(resolver_module, "KEEP_S", 30.0)
     assert resolver.next_address(until_s).target[0] == "192.0.2.3"
 
