@@ -64,6 +64,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor = add("doctor", "doctor", "look for what is wrong with the installation")
     doctor.add_argument("url", nargs="?", help=f"also try this store. {URL_HELP}")
+    doctor.add_argument(
+        "--sglang",
+        nargs=argparse.REMAINDER,
+        metavar="ARGUMENT",
+        help="also check SGLang's installation and, given all the arguments that a server is "
+        "started with, whether that server will use its store; stands last",
+    )
     return parser
 
 

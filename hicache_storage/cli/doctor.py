@@ -13,12 +13,14 @@ from importlib import metadata
 from typing import Any
 
 from .. import __version__
+from ..adapters.sglang_options import AdapterConfig
 from ..config import ENVIRONMENT_PREFIX, describe_options, environment_url
 from ..discovery import EXTRAS, find_backends
 from ..errors import HiCacheStorageError
 from ..middleware.stack import INNERMOST_FIRST
 from ..opening import open_store
 from ..testing.bench import kit_namespace
+from .doctor_sglang import sglang_checks
 from .listing import describe, is_installed, reason_of
 from .output import Answer, table
 from .stores import shown_url
@@ -37,7 +39,12 @@ def run_doctor(arguments: argparse.Namespace) -> Answer:
     ]
     url = arguments.url or environment_url()
     if url is not None:
-        checks += _try_store(url)
+        checks += _try_store(shown_url(url), url)
+    if arguments.sglang is not None:
+        found, options = sglang_checks(arguments.sglang)
+        checks += found
+        if options is not None:
+            checks += _try_store(f"of SGLang: {options.backend}", options.url, **options.overrides)
     wrong = [check for check in checks if check["state"] == "wrong"]
     rows = [(check["state"], check["what"], check["found"]) for check in checks]
     summary = "nothing is wrong" if not wrong else f"{len(wrong)} wrong"
@@ -111,8 +118,9 @@ def _environment() -> list[dict[str, Any]]:
         for option in describe(one, found)["options"]:
             variable = f"{ENVIRONMENT_PREFIX}{one.name}_{option['name']}"
             known.add(variable.upper().replace("-", "_"))
-    for name, cls in INNERMOST_FIRST.items():
-        options = describe_options(cls.Config)
+    configs = {name: cls.Config for name, cls in INNERMOST_FIRST.items()}
+    for name, config in {**configs, "sglang": AdapterConfig}.items():
+        options = describe_options(config)
         known |= {f"{ENVIRONMENT_PREFIX}{name}_{option['name']}".upper() for option in options}
     checks = []
     for variable in sorted(os.environ):
@@ -123,11 +131,11 @@ def _environment() -> list[dict[str, Any]]:
     return checks
 
 
-def _try_store(url: str) -> list[dict[str, Any]]:
+def _try_store(shown: str, url: str | dict[str, Any], **overrides: Any) -> list[dict[str, Any]]:
     """Opens the store, and stores, reads and deletes a few pages in a namespace of its own."""
-    what = f"store {shown_url(url)}"
+    what = f"store {shown}"
     try:
-        with open_store(url) as store:
+        with open_store(url, **overrides) as store:
             namespace = kit_namespace(TRIAL_BYTES, uuid.uuid4().hex)
             keys = [
                 hashlib.sha256(f"{namespace.tenant} {i}".encode()).hexdigest()
