@@ -242,21 +242,32 @@ def _pages_at_a_time(lane: Lane, page_bytes: int) -> int:
     return max(1, lane.staged_bytes // page_bytes)
 
 
-def prepare(pair: Routes, lane: Lane) -> None:
-    """Compiles the kernels that the pair's copies may need."""
-    mover = lane.mover
-    if not isinstance(mover, KernelMover):
-        return
+def prepare(pair: Routes, lane: Lane, *, to_pool: bool, strategy: Strategy) -> None:
+    """Compiles the kernels that the pair's copies in one direction may need, and has the lane
+    make its memory: so that the first copy holds up the caller no longer than others."""
+    layers = pair.host.layers
+    kernels = _kernels(lane, pair)
     plans = [
-        load_steps(pair.geometry, pair.layout, pages, 1.0, "auto", kernels=True, dense=pair.dense)
+        load_steps(
+            pair.geometry, pair.layout, pages, 1.0, strategy, kernels=kernels, dense=pair.dense
+        )
         for pages in (1, 1 << 20)
     ]
     groups = {step.layers for plan in plans for step in plan if step.how == "staged"}
+    if not to_pool:
+        groups = set() if strategy == "kernel" and kernels else {layers}
+    for stream in (lane.link, lane.side):
+        lane.upload(np.zeros(1, dtype=np.int64), stream)
+    for group in groups:
+        page_bytes = pair.staged_bytes(group)
+        for _ in range(2):
+            lane.half(page_bytes * _pages_at_a_time(lane, page_bytes))
+        lane.positions(_pages_at_a_time(lane, page_bytes))
+    if not isinstance(lane.mover, KernelMover):
+        return
     with lane.on(lane.side):
-        for group in {pair.host.layers, *groups}:
+        for group in groups:
             area = pair.area(lane.allocate(pair.staged_bytes(group)), group, pages=1)
-            for to_pool in (False, True):
-                mover.prepare(area, to_pool=to_pool)
-        if pair.pinned:
-            for to_pool in (False, True):
-                mover.prepare(pair.host, to_pool=to_pool)
+            lane.mover.prepare(area, to_pool=to_pool)
+        if kernels:
+            lane.mover.prepare(pair.host, to_pool=to_pool)

@@ -20,6 +20,8 @@ from .row_copies import RowCopies
 STAGED_BYTES = 32 << 20
 """Device memory of a staging half. A lane has two, and makes them when it first needs them; pages
 that are larger make them larger."""
+_PINNED_SLOTS = 4096
+_POSITIONS = 4096
 
 
 class Half:
@@ -89,14 +91,18 @@ class Lane:
     def upload(self, slots: Slots, stream: Any) -> Tensor:
         """Slots on the device, for use on `stream`. Through pinned memory, else the copy would
         hold up the CPU until the stream gets to it."""
+        # Of few sizes, so that torch finds one that it has already: pinning is slow.
+        room = -(-max(1, len(slots)) // _PINNED_SLOTS) * _PINNED_SLOTS
+        pinned = torch.empty(room, dtype=torch.int64, pin_memory=True)[: len(slots)]
+        pinned.copy_(torch.from_numpy(slots))
         with self.on(stream):
-            return torch.from_numpy(slots).pin_memory().to(self.device, non_blocking=True)
+            return pinned.to(self.device, non_blocking=True)
 
     def positions(self, count: int) -> Tensor:
         """0 to `count` - 1 on the device."""
         if self._positions is None or len(self._positions) < count:
             with self.on(self.side):
-                self._positions = torch.arange(max(count, 1024), device=self.device)
+                self._positions = torch.arange(max(count, _POSITIONS), device=self.device)
         return self._positions[:count]
 
     def half(self, size_bytes: int) -> tuple[Half, Tensor]:

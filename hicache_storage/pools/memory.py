@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import weakref
@@ -15,6 +16,7 @@ from ..errors import ConfigError
 _log = logging.getLogger(__name__)
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_HUGE_PAGES_FROM = 64 << 20
 
 
 class HostMemory:
@@ -33,6 +35,10 @@ class HostMemory:
             raise ConfigError(
                 f"no {size_bytes} bytes of host memory ({error}); lower host_pages"
             ) from error
+        if size_bytes >= _HUGE_PAGES_FROM:
+            # Less to map and to pin: half the time for a pool of some GiB.
+            with contextlib.suppress(OSError, AttributeError):
+                mapped.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(mapped)
         self.tensor: Tensor = torch.frombuffer(mapped, dtype=torch.uint8)
         self.pinned = pin
@@ -53,6 +59,9 @@ def _register(tensor: Tensor) -> None:
 
 
 def _unregister(tensor: Tensor) -> None:
+    # The memory goes back to the kernel next: no copy may be under way.
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.synchronize()
     torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
 
 

@@ -193,7 +193,7 @@ def _planes(route: Route) -> list[_Planes]:
     result = []
     for (tokens, size, *steps), planes in found.items():
         layers, pool_bases, other_bases = zip(*planes, strict=True)
-        bases = torch.tensor([pool_bases, other_bases], dtype=torch.int64, device=device)
+        bases = _table([pool_bases, other_bases], device)
         result.append(
             _Planes(
                 list(layers),
@@ -207,6 +207,14 @@ def _planes(route: Route) -> list[_Planes]:
             )
         )
     return result
+
+
+def _table(rows: list[tuple[int, ...]], device: torch.device) -> Tensor:
+    """On the device when this returns, so that any stream may use it. An idle stream brings it:
+    others would be waited for."""
+    idle = torch.cuda.Stream(device) if device.type == "cuda" else None
+    with torch.cuda.stream(idle):
+        return torch.tensor(rows, dtype=torch.int64, device=device)
 
 
 @functools.lru_cache(maxsize=1)

@@ -69,8 +69,7 @@ class PairedPools:
         self._back_lane = Lane(self.device.device) if cuda else None
         self._out = self._out_lane.link if self._out_lane is not None else None
         self._backups, self._loads = InFlight(), InFlight()
-        if self._out_lane is not None:
-            prepare((self.device, self.host), self._out_lane)
+        self._prepare(self.device, self.host)
 
     @property
     def page_size(self) -> int:
@@ -108,8 +107,7 @@ class PairedPools:
         self._check_draft(pool)
         self.draft_host = HostPool(pool.geometry, self.host.num_pages, self.host.layout, self._pin)
         self.draft_device = pool
-        if self._out_lane is not None:
-            prepare((self.draft_device, self.draft_host), self._out_lane)
+        self._prepare(self.draft_device, self.draft_host)
         return True
 
     def backup(self, device_indices: Tensor, host_indices: Tensor) -> Transfer:
@@ -200,6 +198,10 @@ class PairedPools:
     def writes_draft(self, ranks: Ranks) -> bool:
         """Whether this rank writes the draft's pages to storage; False without a draft."""
         return self.draft_device is not None and ranks.writes(self.draft_device.geometry.kind)
+
+    def _prepare(self, device: DevicePool, host: HostPool) -> None:
+        if self._out_lane is not None and self._back_lane is not None:
+            prepare((device, host), self._out_lane, self._back_lane, self.strategy)
 
     @property
     def _draft(self) -> Pair | None:

@@ -64,7 +64,7 @@ class Routes:
     def staged_bytes(self, layers: range) -> int:
         """What a page takes in a staging area that holds these layers."""
         page = self.geometry.page_bytes // self.geometry.layers * len(layers)
-        return page + 2 * _ALIGNMENT
+        return -(-page // _ALIGNMENT) * _ALIGNMENT + len(self.host.parts) * _ALIGNMENT
 
     def staged(self, memory: Tensor, layers: range, pages: int) -> Route:
         """The route to a staging area for `pages` pages at the start of `memory`, uint8 on the

@@ -202,7 +202,8 @@ def _slots(
     return on_device, in_host
 
 
-def prepare(pair: Pair, lane: Lane) -> None:
-    """Compiles what copies between these pools need, so that the first one is no slower than the
-    others. Without it, they compile on their way."""
-    cuda_copies.prepare(routes(*pair), lane)
+def prepare(pair: Pair, out: Lane, back: Lane, strategy: Strategy) -> None:
+    """Does for copies between these pools what would make the first ones slower than others:
+    kernels are compiled, staging memory is made."""
+    for lane, to_pool in ((out, False), (back, True)):
+        cuda_copies.prepare(routes(*pair), lane, to_pool=to_pool, strategy=strategy)

@@ -36,13 +36,13 @@ def device_pool(geometry: PageGeometry, num_pages: int, device: str = "cpu") -> 
     return cls(geometry, num_pages, device)
 
 
-def strided_pool(geometry: PageGeometry, num_pages: int) -> DevicePool:
+def strided_pool(geometry: PageGeometry, num_pages: int, device: str = "cpu") -> DevicePool:
     """The same over views into larger tensors: tokens, and heads where there are several, are
     not adjacent."""
     tokens = num_pages * geometry.page_size
 
     def part(dim: int) -> torch.Tensor:
-        whole = torch.zeros(geometry.heads, tokens, 3, dim, dtype=geometry.dtype)
+        whole = torch.zeros(geometry.heads, tokens, 3, dim, dtype=geometry.dtype, device=device)
         return whole[:, :, 1].transpose(0, 1)
 
     layers = [tuple(part(dim) for dim in geometry.row_dims) for _ in range(geometry.layers)]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,54 +20,167 @@ from pools.pool_cases import (
     fill_random,
     host_page,
     page_bytes,
+    parts,
     poison,
     slots,
+    strided_pool,
 )
 
+from hicache_storage import ConfigError
+from hicache_storage.pools import lanes, movers
+from hicache_storage.pools.device import DevicePool, HybridDevicePool
 from hicache_storage.pools.geometry import PageGeometry
 from hicache_storage.pools.host import HostPool
 from hicache_storage.pools.layouts import LAYOUTS, Layout
 from hicache_storage.pools.paired import PairedPools
+from hicache_storage.pools.strategy import STRATEGIES, Strategy
 from hicache_storage.pools.transfer import backup, load_back
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
+PAGES = 40
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("row_bytes", [1, 3, 576, 656])
-@pytest.mark.parametrize("count", [0, 1, 257])
-@pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
-@pytest.mark.parametrize("own_stream", [False, True], ids=["current", "stream"])
-def test_any_row_size_and_any_count_is_exact(
-    layout: Layout, row_bytes: int, count: int, pin: bool, own_stream: bool
+@pytest.fixture(params=["triton", "torch"])
+def _mover(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With Triton, and as if it weren't installed."""
+    lanes.shared_lane.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(lanes, "cuda_mover", movers.TorchMover)
+        yield
+    lanes.shared_lane.cache_clear()
+
+
+def clone(pool: DevicePool, device: str) -> DevicePool:
+    """The same bytes on another device, dense."""
+    copied = device_pool(pool.geometry, pool.num_pages, device)
+    for ours, theirs in zip(parts(copied), parts(pool), strict=True):
+        for here, there in zip(ours, theirs, strict=True):
+            here.view(torch.uint8).copy_(there.view(torch.uint8))
+    return copied
+
+
+def cuda_pool(geometry: PageGeometry, *, strided: bool = False) -> DevicePool:
+    """Random bytes on the device."""
+    pool = (
+        strided_pool(geometry, PAGES, "cuda") if strided else device_pool(geometry, PAGES, "cuda")
+    )
+    for part in parts(pool):
+        for tensor in part:
+            noise = torch.randint(0, 256, tensor.view(torch.uint8).shape, device="cuda")
+            tensor.view(torch.uint8).copy_(noise.to(torch.uint8))
+    return pool
+
+
+def same(one: DevicePool, other: DevicePool) -> bool:
+    return all(
+        torch.equal(a.view(torch.uint8).cpu(), b.view(torch.uint8).cpu())
+        for ours, theirs in zip(parts(one), parts(other), strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def pattern(name: str, count: int) -> torch.Tensor:
+    """Page slots: in any order, in a row, or in runs of a few."""
+    if name == "random":
+        return torch.randperm(PAGES)[:count]
+    if name == "contiguous":
+        return torch.arange(count) + random.randrange(PAGES - count + 1)
+    runs = torch.arange(PAGES).split(4)
+    return torch.cat([runs[i] for i in torch.randperm(len(runs)).tolist()])[:count]
+
+
+def check_against_cpu(
+    pool: DevicePool,
+    layout: Layout,
+    strategy: Strategy,
+    *,
+    pin: bool = True,
+    count: int = 24,
+    order: str = "random",
 ) -> None:
-    geometry = PageGeometry("mla", 2, 1, row_bytes, 0, 4, torch.uint8)
-    device, restored = (device_pool(geometry, 300, "cuda") for _ in range(2))
-    host = HostPool(geometry, 300, layout, pin=pin)
-    fill_random(device, 1)
+    """Backup and load-back write the same bytes as on the CPU, everywhere."""
+    source, middle, destination = (pattern(order, count) for _ in range(3))
+    reference, expected = clone(pool, "cpu"), HostPool(pool.geometry, PAGES, layout, pin=False)
+    host = HostPool(pool.geometry, PAGES, layout, pin=pin)
+    poison(expected)
     poison(host)
-    stream = torch.cuda.Stream() if own_stream else None
-    source, middle, destination = (torch.randperm(300)[:count] for _ in range(3))
-    backup(device, host, source, middle, stream=stream).wait()
-    load_back(host, restored, middle, destination, stream=stream).synchronize()
-    for a, b in zip(source.tolist(), destination.tolist(), strict=True):
-        assert page_bytes(restored, b, "layer_token") == page_bytes(device, a, "layer_token")
-    for page in set(range(300)) - set(middle.tolist()):
-        assert set(host_page(host, page)) == {POISON}
+    backup(reference, expected, source, middle)
+    backup(pool, host, source, middle, strategy=strategy).wait()
+    assert torch.equal(host._memory.tensor, expected._memory.tensor)
+    fill(pool, POISON)
+    fill(reference, POISON)
+    load_back(expected, reference, middle, destination)
+    load_back(host, pool, middle, destination, strategy=strategy).synchronize()
+    assert same(pool, reference)
 
 
+KINDS = {
+    "mha": PageGeometry("mha", 5, 4, 64, 64, 1, torch.bfloat16),
+    "mha of two sizes": PageGeometry("mha", 3, 2, 96, 64, 1, torch.bfloat16),
+    "mla": PageGeometry("mla", 5, 1, 576, 0, 1, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("page_size", [1, 16, 64, 128])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_are_those_of_the_cpu_copies(
+    kind: str, layout: Layout, page_size: int, strategy: Strategy
+) -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float8_e4m3fn):
+        geometry = replace(KINDS[kind], page_size=page_size, dtype=dtype)
+        for order in ("random", "contiguous", "runs"):
+            check_against_cpu(cuda_pool(geometry), layout, strategy, order=order)
+
+
+@pytest.mark.usefixtures("_mover")
+@pytest.mark.parametrize("strided", [False, True], ids=["dense", "strided"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
+@pytest.mark.parametrize("row_bytes", [1, 3, 8, 576, 656])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_row_size_is_exact(
+    layout: Layout, row_bytes: int, pin: bool, strategy: Strategy, strided: bool
+) -> None:
+    for heads in (1, 2):
+        geometry = PageGeometry("mha", 2, heads, row_bytes, row_bytes, 4, torch.uint8)
+        pool = cuda_pool(geometry, strided=strided)
+        for count in (0, 1, 23):
+            check_against_cpu(pool, layout, strategy, pin=pin, count=count)
+
+
+@pytest.mark.parametrize("order", ["random", "runs"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_large_pages_by_the_rule_are_exact(layout: Layout, order: str) -> None:
+    """Pages of a real model: copy engines and kernels, more pages than are staged at a time."""
+    for geometry in (
+        PageGeometry("mha", 32, 8, 128, 128, 64, torch.bfloat16),
+        PageGeometry("mla", 61, 1, 576, 0, 64, torch.bfloat16),
+        PageGeometry("mha", 1, 8, 128, 128, 128, torch.bfloat16),
+    ):
+        check_against_cpu(cuda_pool(geometry), layout, "auto", count=PAGES, order=order)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("draft_layers", [1, 3, 5])
 def test_a_pair_comes_back_on_the_paired_streams(
-    layout: Layout, dtype: torch.dtype, draft_layers: int
+    layout: Layout, draft_layers: int, strategy: Strategy
 ) -> None:
+    dtype = random.choice(DTYPES)
     target = PageGeometry("mha", 3, 2, 7, 5, 4, dtype)
     draft = PageGeometry("mha", draft_layers, 1, 3, 3, 4, torch.bfloat16)
-    pools = PairedPools(device_pool(target, 40, "cuda"), host_pages=32, layout=layout)
+    pools = PairedPools(
+        HybridDevicePool(device_pool(target, 40, "cuda"), [1, 4, 6]),
+        host_pages=32,
+        layout=layout,
+        strategy=strategy,
+    )
     assert pools.host.pinned
     assert pools.register_draft(device_pool(draft, 40, "cuda"))
     assert pools.draft_device is not None
@@ -95,16 +214,33 @@ def test_a_pair_comes_back_on_the_paired_streams(
         loading.wait(loading.layers)
 
 
-def busy(milliseconds: int) -> None:
-    """Keeps the current stream busy."""
-    torch.cuda._sleep(milliseconds * 1_500_000)
+def busy(milliseconds: int, stream: Any = None) -> None:
+    """Keeps the current stream, or this one, busy."""
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(milliseconds * 1_500_000)
 
 
-def test_a_backup_waits_for_the_rows_that_the_current_stream_still_writes() -> None:
-    geometry = PageGeometry("mla", 2, 1, 64, 0, 4, torch.uint8)
-    pools = PairedPools(device_pool(geometry, 8, "cuda"), host_pages=8)
+def small_pools(layout: Layout = "page_first", strategy: Strategy = "auto") -> PairedPools:
+    """Three layers of 256 bytes a page, every kernel that the tests use loaded."""
+    geometry = PageGeometry("mla", 3, 1, 64, 0, 4, torch.uint8)
+    pools = PairedPools(
+        device_pool(geometry, 8, "cuda"), host_pages=8, layout=layout, strategy=strategy
+    )
+    poison(pools.host)
+    for layer in range(3):
+        pools.device.layer_tensors(layer)[0].fill_(0).sum()
+    torch.cuda.synchronize()
+    return pools
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_backup_waits_for_the_rows_that_the_current_stream_still_writes(
+    layout: Layout, strategy: Strategy
+) -> None:
+    pools = small_pools(layout, strategy)
     busy(200)
-    for layer in range(2):
+    for layer in range(3):
         pools.device.layer_tensors(layer)[0].fill_(9)
     moved = pools.backup(slots([1]), slots([2]))
     assert not moved.done(), "the call doesn't wait"
@@ -112,9 +248,12 @@ def test_a_backup_waits_for_the_rows_that_the_current_stream_still_writes() -> N
     assert set(host_page(pools.host, 2)) == {9}
 
 
-def test_a_load_back_follows_the_backups_before_it_and_holds_up_the_forward_pass_alone() -> None:
-    geometry = PageGeometry("mla", 3, 1, 64, 0, 4, torch.uint8)
-    pools = PairedPools(device_pool(geometry, 8, "cuda"), host_pages=8)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_load_back_follows_the_backups_before_it_and_holds_up_the_forward_pass_alone(
+    layout: Layout, strategy: Strategy
+) -> None:
+    pools = small_pools(layout, strategy)
     busy(200)
     for layer in range(3):
         pools.device.layer_tensors(layer)[0][:4].fill_(layer + 1)
@@ -130,18 +269,97 @@ def test_a_load_back_follows_the_backups_before_it_and_holds_up_the_forward_pass
     assert loading.done()
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_backup_follows_the_load_back_that_writes_its_pages(strategy: Strategy) -> None:
+    pools = small_pools(strategy=strategy)
+    assert pools._back_lane is not None
+    for stream in (pools._back_lane.link, pools._back_lane.side):
+        busy(200, stream)
+    pools.load_back(slots([3]), slots([6]))
+    moved = pools.backup(slots([6]), slots([4]))
+    assert not moved.done()
+    moved.wait()
+    assert set(host_page(pools.host, 4)) == {POISON}
+
+
+def test_copies_both_ways_that_share_no_slot_do_not_wait_for_each_other() -> None:
+    pools = small_pools()
+    assert pools._out is not None
+    busy(300, pools._out)
+    moved = pools.backup(slots([1]), slots([1]))
+    loading = pools.load_back(slots([2]), slots([2]))
+    loading.synchronize()
+    assert not moved.done()
+    moved.wait()
+
+
+def test_layers_arrive_one_after_the_other() -> None:
+    """The forward pass may start on the first layers while most of the bytes are on their way."""
+    geometry = PageGeometry("mha", 32, 8, 128, 128, 64, torch.bfloat16)
+    for layout in LAYOUTS:
+        pools = PairedPools(device_pool(geometry, 64, "cuda"), host_pages=64, layout=layout)
+        pages = torch.randperm(64)
+        pools.load_back(pages, pages).synchronize()
+        loading = pools.load_back(pages, pages)
+        while not loading.arrived(0):
+            pass
+        assert not loading.done(), layout
+        loading.synchronize()
+
+
+def test_bytes_are_exact_beside_a_running_model_and_another_thread() -> None:
+    """Backups and load-backs of distinct pages from two threads, matrix products meanwhile."""
+    geometry = PageGeometry("mha", 8, 4, 128, 128, 16, torch.bfloat16)
+    left, right = torch.randn(2, 2048, 2048, device="cuda", dtype=torch.bfloat16).unbind()
+    failures: list[str] = []
+
+    def work(layout: Layout) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            pool = cuda_pool(geometry)
+            pools = PairedPools(pool, host_pages=PAGES, layout=layout)
+            kept = clone(pool, "cpu")
+            for _ in range(12):
+                source, middle = torch.randperm(PAGES)[:12], torch.randperm(PAGES)[:12]
+                moved = pools.backup(source, middle)
+                for _ in range(4):
+                    torch.mm(left, right)
+                moved.wait()
+                for layer in range(8):
+                    for rows in pool.page_rows(layer):
+                        rows[source.cuda()] = POISON
+                loading = pools.load_back(middle, source)
+                for layer in range(8):
+                    loading.wait(layer)
+                    torch.mm(left, right)
+            torch.cuda.current_stream().synchronize()
+            if not same(pool, kept):
+                failures.append(layout)
+
+    threads = [threading.Thread(target=work, args=(layout,)) for layout in LAYOUTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not failures
+
+
 def test_more_pages_than_are_staged_at_a_time_come_back_exactly() -> None:
     geometry = PageGeometry("mla", 2, 1, 1 << 19, 0, 16, torch.uint8)  # 16 MiB a page
-    pool, restored = (device_pool(geometry, 12, "cuda") for _ in range(2))
-    fill_random(pool, 3)
     for layout in LAYOUTS:
-        host = HostPool(geometry, 12, layout)
-        order = torch.randperm(12)
-        backup(pool, host, order, order.flip(0)).wait()
-        load_back(host, restored, order.flip(0), order).synchronize()
-        for layer in range(2):
-            assert torch.equal(pool.layer_tensors(layer)[0], restored.layer_tensors(layer)[0])
-        fill(restored, 0)
+        check_against_cpu(cuda_pool(geometry), layout, "copy_engine", count=12)
+
+
+def test_a_page_larger_than_a_staging_half_comes_back_exactly() -> None:
+    geometry = PageGeometry("mla", 2, 1, 1 << 20, 0, 32, torch.uint8)  # 64 MiB a page
+    pool = device_pool(geometry, 3, "cuda")
+    fill_random(pool, 5)
+    restored, host = device_pool(geometry, 3, "cuda"), HostPool(geometry, 3)
+    backup(pool, host, slots([2, 0]), slots([0, 1]), strategy="copy_engine").wait()
+    load_back(host, restored, slots([1, 0]), slots([0, 2]), strategy="copy_engine").synchronize()
+    for layer in range(2):
+        rows, back = pool.page_rows(layer)[0], restored.page_rows(layer)[0]
+        assert torch.equal(rows[0], back[0])
+        assert torch.equal(rows[2], back[2])
 
 
 def test_indices_on_the_device_are_taken_too() -> None:
@@ -150,3 +368,83 @@ def test_indices_on_the_device_are_taken_too() -> None:
     fill_random(pool, 4)
     backup(pool, host, slots([3, 1]).cuda(), slots([0, 6])).wait()
     assert host_page(host, 6) == page_bytes(pool, 1, host.order)
+
+
+def test_a_driver_without_batches_copies_one_by_one() -> None:
+    with mock.patch("hicache_storage.pools.copy_engine._has", return_value=False):
+        for layout in LAYOUTS:
+            geometry = PageGeometry("mla", 3, 1, 576, 0, 16, torch.bfloat16)
+            check_against_cpu(cuda_pool(geometry), layout, "copy_engine")
+
+
+def test_without_triton_one_line_says_so_and_pages_still_move(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    movers.cuda_mover.cache_clear()
+    with (
+        caplog.at_level(logging.WARNING),
+        mock.patch("importlib.util.find_spec", return_value=None),
+    ):
+        assert isinstance(movers.cuda_mover(), movers.TorchMover)
+        movers.cuda_mover()
+    movers.cuda_mover.cache_clear()
+    assert [record.message for record in caplog.records if "triton" in record.message] != []
+    assert len(caplog.records) == 1
+
+
+def test_copies_are_refused_while_the_current_stream_is_captured() -> None:
+    pools = small_pools()
+    graph, out = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out.add_(1)
+        with pytest.raises(ConfigError, match="captured into a CUDA graph"):
+            pools.backup(slots([0]), slots([0]))
+        with pytest.raises(ConfigError, match="captured into a CUDA graph"):
+            pools.load_back(slots([0]), slots([0]))
+        out.add_(1)
+    graph.replay()
+    assert out.tolist() == [2.0] * 4
+    pools.backup(slots([0]), slots([0])).wait()
+
+
+def test_a_replayed_graph_reads_what_was_loaded_before_it() -> None:
+    pools = small_pools()
+    rows, out = pools.device.layer_tensors(2)[0], torch.zeros((), dtype=torch.int64, device="cuda")
+    warm = torch.cuda.Stream()
+    with torch.cuda.stream(warm):
+        out.copy_(rows[:4].sum())
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out.copy_(rows[:4].sum())
+    loading = pools.load_back(slots([1]), slots([0]))
+    for layer in range(loading.layers):
+        loading.wait(layer)
+    graph.replay()
+    assert int(out) == POISON * 256
+
+
+def test_copies_go_on_while_another_thread_captures_a_graph() -> None:
+    """With a capture that watches its own thread alone, as engines with worker threads use."""
+    pools = small_pools()
+    captured, go_on = threading.Event(), threading.Event()
+    out = torch.zeros(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+
+    def capture() -> None:
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+            out.add_(1)
+            captured.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=capture)
+    torch.cuda.synchronize()
+    thread.start()
+    assert captured.wait(60)
+    pools.backup(slots([0]), slots([3])).wait()
+    pools.load_back(slots([3]), slots([1])).synchronize()
+    go_on.set()
+    thread.join(60)
+    graph.replay()
+    assert out.tolist() == [1.0] * 4
