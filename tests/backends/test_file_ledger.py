@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from backends.file_rig import Child
+from backends.file_rig import Child, opened, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,3 +181,21 @@ def test_a_recount_that_was_cut_short_loses_no_reservation(tmp_path: Path) -> No
         assert room is not None
         ledger.settle(room, Amount(10, 1))
     assert ledger.read().total == Amount(30, 3)
+
+
+def test_usage_leaves_out_what_a_dead_writer_had_reserved(tmp_path: Path) -> None:
+    """Before and after clearing, and it is exact again for what is written then."""
+    backend = opened(tmp_path, capacity=1 << 20)
+    assert store(backend, range(3)) == [True] * 3
+    (path,) = [path for path in tmp_path.rglob("ledger") if path.is_file()]
+    dead = Ledger(str(path))
+    assert dead.reserve(6000, 600, 10, 1 << 20) is not None
+    dead.close()
+    held = backend.usage()
+    assert held.pages == 3
+    assert held.stored_bytes == sum(page.stored_bytes for page in backend.scan(""))
+    backend.clear()
+    assert backend.usage().pages == 0
+    assert store(backend, range(2)) == [True] * 2
+    assert backend.usage().pages == 2
+    backend.close()

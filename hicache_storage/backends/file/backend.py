@@ -94,9 +94,12 @@ class FileBackend:
         require(session.root.path)
         with translated("usage"):
             balance, capacity = session.space.balance(), self._config.capacity
-            # In the middle of a recount the ledger may say too much; then the files say it.
-            if balance is not None and capacity and balance.total.stored_bytes <= capacity:
-                return Usage(balance.total.pages, balance.total.stored_bytes, capacity)
+            # In the middle of a write, of a recount or after a kill the ledger may say too much;
+            # then the files say it.
+            if balance is not None and capacity and not balance.in_flight:
+                total = balance.total
+                if total.stored_bytes <= capacity:
+                    return Usage(total.pages, total.stored_bytes, capacity)
             sizes = [page.stored_bytes for page in pages(session.root.path)]
             return Usage(len(sizes), sum(sizes), None if balance is None else capacity)
 

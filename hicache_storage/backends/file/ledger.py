@@ -80,6 +80,12 @@ class Balance:
     younger_s: float = 0.0
     """When recount number `younger_from` began."""
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether room is reserved for pages that may not be there: somebody writes them now, or
+        died before the latest recounts."""
+        return any(any(amount) for amount in (self.unsettled, self.younger, self.older))
+
 
 @dataclass(frozen=True)
 class Reservation:
