@@ -1,4 +1,4 @@
-"""The calls without pool names: pages as flat tensors, and target pages in place.
+"""The calls without pool names: pages as flat tensors, and pages in place.
 
 May raise; `sglang_storage` turns errors into misses.
 """
@@ -6,6 +6,7 @@ May raise; `sglang_storage` turns errors into misses.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -91,6 +92,29 @@ def read_target(
     """Reads target pages into the host pool; True for each that arrived."""
     hashes = _target_hashes(keys)
     return server.paired(hashes, server.target.read_slots(hashes, host_indices, prefix))
+
+
+def write_drafts(server: ServerPools, keys: Sequence[str], host_indices: Tensor) -> list[bool]:
+    """Stores the draft's pages beside targets under `keys`; True for each that is stored."""
+    return write_draft_slots(server.draft, _target_hashes(keys), host_indices, None)
+
+
+def read_drafts(server: ServerPools, keys: Sequence[str], host_indices: Tensor) -> list[bool]:
+    """Reads the draft's pages of targets that are read next; a lost one becomes zeros."""
+    hashes = _target_hashes(keys)
+    hits = server.draft.read_slots(hashes, host_indices, None)
+    server.draft.zero_slots(host_indices, [not hit for hit in hits])
+    server.note_drafts(hashes, hits, targets_follow=True)
+    return hits
+
+
+def write_draft_slots(
+    draft: PoolStorage, hashes: Sequence[str], host_indices: Any, prefix: Sequence[str] | None
+) -> list[bool]:
+    """Stores draft pages from their host pool, except for zeros."""
+    pages = draft.host_pages()
+    spans = pages.to_write(pages.pages(len(hashes), host_indices))
+    return write_pages(draft, hashes, spans, prefix)
 
 
 def write_pages(

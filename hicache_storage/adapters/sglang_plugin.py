@@ -7,7 +7,7 @@ reads the command line, and in each scheduler before it builds the cache. It add
   have, and `hicache_storage`, which takes a 'url' and so any backend;
 - the making of those backends, since SGLang's factory makes only those that it knows itself;
 - the calls that read and write the host pool in place, which SGLang gives to names that it knows;
-- the draft's host pool, which some releases don't tell a backend of.
+- the draft's host pool, which some releases don't tell a backend of, and its pages in place.
 
 It imports nothing of SGLang's that isn't imported without it: what belongs to a module is done
 when SGLang imports that module. Each step stands alone; where a release has changed, the log says
@@ -30,6 +30,11 @@ FLAG = "--hicache-storage-backend"
 ARGUMENTS = "sglang.srt.server_args"
 FACTORY = "sglang.srt.mem_cache.storage.backend_factory"
 CONTROLLER = "sglang.srt.managers.cache_controller"
+DRAFT_CALLS = (
+    ("_draft_page_get", "_draft_page_set"),
+    ("draft_page_get_func", "draft_page_set_func"),
+)
+"""What a controller calls for draft pages, with page hashes and host indices."""
 _INSTEAD = {
     "choices": f"{FLAG} takes SGLang's own names alone; use 'dynamic' with module_path "
     f"{MODULE!r} and a class_name such as 'HiCacheS3' in the extra config",
@@ -111,6 +116,8 @@ def make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def attached(result: Any, controller: Any, *args: Any, **kwargs: Any) -> None:
     """After HiCacheController.attach_storage_backend: gives a backend of this package the calls
     in place. Its threads run by now, and none has anything to do yet."""
+    for name in DRAFT_CALLS[0]:  # of a backend that was detached
+        vars(controller).pop(name, None)
     if _backend_of(controller) is None:
         return
 
@@ -123,11 +130,18 @@ def attached(result: Any, controller: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def told_of_draft(result: Any, controller: Any, *args: Any, **kwargs: Any) -> None:
-    """After HiCacheController.set_draft_kv_pool: passes the draft's host pool on."""
+    """After HiCacheController.set_draft_kv_pool: passes the draft's host pool on, and has its
+    pages read and written in place too."""
     backend = _backend_of(controller)
     pool = getattr(controller, "mem_pool_host_draft", None)
-    if backend is not None and pool is not None:
-        backend.register_draft_host_pool(pool)
+    if backend is None or pool is None or not backend.register_draft_host_pool(pool):
+        return
+    # Up to 0.5.12 methods of the controller, from then on functions that it chooses.
+    chosen = hasattr(controller, "draft_page_get_func")
+    get, put = DRAFT_CALLS[1 if chosen else 0]
+    if hasattr(controller, get) and hasattr(controller, put):
+        setattr(controller, get, backend.read_drafts)
+        setattr(controller, put, backend.write_drafts)
 
 
 def _backend_of(controller: Any) -> Any:

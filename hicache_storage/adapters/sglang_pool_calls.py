@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..errors import InvalidKey
 from .sglang_keys import DRAFT, TARGET, check_hash, pool_name
-from .sglang_page_calls import write_pages
+from .sglang_page_calls import write_draft_slots
 from .sglang_pools import PoolStorage
 from .sglang_server import ServerPools, check_count
 
@@ -80,10 +80,9 @@ def write_pools(
     """Stores each transfer's pages; by pool, True for each that is stored."""
 
     def write(pool: PoolStorage, hashes: list[str], host_indices: Any) -> list[bool]:
-        if pool.name != DRAFT or pool.pages is None:
-            return pool.write_slots(hashes, host_indices, prefix)
-        pages = pool.pages.pages(len(hashes), host_indices)
-        return write_pages(pool, hashes, pool.pages.to_write(pages), prefix)
+        if pool.name == DRAFT:
+            return write_draft_slots(pool, hashes, host_indices, prefix)
+        return pool.write_slots(hashes, host_indices, prefix)
 
     return _each_pool(server, "write", transfers, write)
 

@@ -67,7 +67,7 @@ class PoolStorage:
         self, hashes: Sequence[str], host_indices: Tensor | None, prefix: Sequence[str] | None
     ) -> list[bool]:
         """Stores pages from the host pool. Raises PageSizeMismatch for indices that don't fit."""
-        pages = self._host_pages()
+        pages = self.host_pages()
         return self.write(hashes, pages.to_write(pages.pages(len(hashes), host_indices)), prefix)
 
     def read_slots(
@@ -75,7 +75,7 @@ class PoolStorage:
     ) -> list[bool]:
         """Reads pages into the host pool. Raises PageSizeMismatch for indices that don't fit,
         before any byte moves."""
-        pages = self._host_pages()
+        pages = self.host_pages()
         buffers, finish = pages.to_read(pages.pages(len(hashes), host_indices))
         hits = self.read(hashes, buffers, prefix)
         finish(hits)
@@ -83,12 +83,13 @@ class PoolStorage:
 
     def zero_slots(self, host_indices: Tensor, which: Sequence[bool]) -> None:
         """Fills those pages of the host pool with zeros whose entry is True."""
-        pages = self._host_pages()
+        pages = self.host_pages()
         for page, chosen in zip(pages.pages(len(which), host_indices), which, strict=True):
             if chosen:
                 pages.zero(page)
 
-    def _host_pages(self) -> HostPages:
+    def host_pages(self) -> HostPages:
+        """Raises PageSizeMismatch if only flat tensors of this pool are known."""
         if self.pages is None:
             raise PageSizeMismatch(f"pool {self.name!r} has no host pool registered")
         return self.pages

@@ -57,6 +57,13 @@ class ServerPools:
             raise ConfigError("SGLang has registered no host pool for the target")
         return self._pools[TARGET]
 
+    @property
+    def draft(self) -> PoolStorage:
+        """Raises ConfigError before it is known."""
+        if DRAFT not in self._pools:
+            raise ConfigError("SGLang has registered no host pool for the draft")
+        return self._pools[DRAFT]
+
     def __iter__(self) -> Any:
         return iter(self._pools.values())
 

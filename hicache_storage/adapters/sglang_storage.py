@@ -22,7 +22,15 @@ from ..opening import open_store
 from .sglang_identity import identify, server_arguments
 from .sglang_keys import DRAFT, TARGET, pool_name, prefix_of
 from .sglang_options import read_options
-from .sglang_page_calls import find_run, read_flat, read_target, write_flat, write_target
+from .sglang_page_calls import (
+    find_run,
+    read_drafts,
+    read_flat,
+    read_target,
+    write_drafts,
+    write_flat,
+    write_target,
+)
 from .sglang_pool_calls import Found, find_pools, read_pools, write_pools
 from .sglang_server import ServerPools
 
@@ -89,9 +97,12 @@ class SGLangStorage:
                 "%s: pool %s is not stored: %s", type(self).__name__, host_pool_name, error
             )
 
-    def register_draft_host_pool(self, host_pool: Any) -> None:
-        """The draft's host pool, in releases that don't register it themselves."""
+    def register_draft_host_pool(self, host_pool: Any) -> bool:
+        """The draft's host pool, in releases that don't register it themselves; whether its
+        pages can be stored."""
         self.register_mem_host_pool_v2(host_pool, DRAFT)
+        draft = self.server.get(DRAFT)
+        return draft is not None and draft.pages is not None
 
     def on_host_pools_registered(self) -> None:
         """SGLang has registered the pools that it starts with."""
@@ -154,6 +165,24 @@ class SGLangStorage:
         return self._guard.call(
             "read",
             lambda: read_target(self.server, keys, host_indices, prefix_of(extra_info)),
+            [False] * len(keys),
+        )
+
+    # Draft pages in place, in releases that have no call for them
+
+    def write_drafts(self, keys: list[str], host_indices: Tensor) -> list[bool]:
+        """Stores the draft's pages beside their targets; True for each that is stored."""
+        return self._guard.call(
+            "draft write",
+            lambda: write_drafts(self.server, keys, host_indices),
+            [False] * len(keys),
+        )
+
+    def read_drafts(self, keys: list[str], host_indices: Tensor) -> list[bool]:
+        """Reads the draft's pages of targets that are read next; True for each that arrived."""
+        return self._guard.call(
+            "draft read",
+            lambda: read_drafts(self.server, keys, host_indices),
             [False] * len(keys),
         )
 

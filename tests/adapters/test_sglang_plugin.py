@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from adapters.fake_sglang import MhaHostPool, StorageConfig, storage_class
+from adapters.fake_sglang import MhaHostPool, SlotsOnlyPool, StorageConfig, storage_class
 
 from hicache_storage.adapters import sglang, sglang_plugin
 from hicache_storage.adapters.sglang_plugin import ARGUMENTS, CONTROLLER, FACTORY, FLAG
@@ -201,6 +201,44 @@ def test_a_draft_pool_is_passed_on_whether_it_comes_before_or_after_the_storage(
         assert ours.server.get("draft").pages.pool is draft
         assert ours.server.pairing == "required"
         ours.close()
+
+
+@pytest.mark.parametrize("names", sglang_plugin.DRAFT_CALLS)
+def test_draft_pages_are_read_and_written_in_place(names: tuple[str, str]) -> None:
+    ours = storage_class()(StorageConfig(extra_config={"model": "m"}))
+    ours.register_mem_pool_host(MhaHostPool())
+    other = dict.fromkeys(names, "flat")
+    controller = controller_with(ours, mem_pool_host_draft=MhaHostPool(layers=1), **other)
+    sglang_plugin.told_of_draft(None, controller)
+    assert [getattr(controller, name) for name in names] == [ours.read_drafts, ours.write_drafts]
+    ours.close()
+
+
+def test_a_detached_backend_gets_no_draft_pages_any_more() -> None:
+    class Old(Controller):
+        def _draft_page_get(self) -> None: ...
+        def _draft_page_set(self) -> None: ...
+
+    ours = storage_class()(StorageConfig(extra_config={"model": "m"}))
+    ours.register_mem_pool_host(MhaHostPool())
+    controller = Old()
+    vars(controller).update(storage_backend=ours, mem_pool_host_draft=MhaHostPool(layers=1))
+    sglang_plugin.attached(None, controller)
+    assert controller._draft_page_get == ours.read_drafts
+    vars(controller)["storage_backend"] = SimpleNamespace()
+    sglang_plugin.attached(None, controller)
+    assert controller._draft_page_get == Old._draft_page_get.__get__(controller)
+    ours.close()
+
+
+def test_a_draft_pool_that_cant_be_stored_keeps_sglangs_own_calls() -> None:
+    ours = storage_class()(StorageConfig(extra_config={"model": "m"}))
+    ours.register_mem_pool_host(MhaHostPool())
+    names = {"mem_pool_host_draft": SlotsOnlyPool(), "draft_page_get_func": "flat"}
+    controller = controller_with(ours, **names)
+    sglang_plugin.told_of_draft(None, controller)
+    assert controller.draft_page_get_func == "flat"
+    ours.close()
 
 
 def test_a_controller_without_the_calls_in_place_is_told_of(

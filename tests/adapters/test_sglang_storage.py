@@ -207,7 +207,7 @@ def test_a_lost_draft_page_costs_what_pairing_says(
 
 
 @pytest.mark.parametrize("pairing", ["required", "best_effort"])
-@pytest.mark.parametrize("way", ["flat", "by pool"])
+@pytest.mark.parametrize("way", ["flat", "by pool", "in place"])
 def test_a_lost_draft_page_is_zeros_never_what_was_in_its_slot(
     make: Make, hashes: Hashes, backend: RecordingBackend, pairing: str, way: str
 ) -> None:
@@ -220,6 +220,9 @@ def test_a_lost_draft_page_is_zeros_never_what_was_in_its_slot(
         where = indices(draft, 4, 5, 6, 7)
         hits = storage.batch_get_v2([PoolTransfer("draft", where, hashes(4))])["draft"]
         assert hits == [True, pairing == "best_effort", True, True]
+    elif way == "in place":
+        where = indices(draft, 4, 5, 6, 7)
+        assert storage.read_drafts(hashes(4), where) == [True, False, True, True]
     else:
         keys = [f"{key}.draft" for key in hashes(4)]
         dummies = [torch.full_like(draft.get_dummy_flat_data_page(), 7.0) for _ in keys]
@@ -232,9 +235,10 @@ def test_a_lost_draft_page_is_zeros_never_what_was_in_its_slot(
 
 
 @pytest.mark.parametrize("pairing", ["required", "best_effort"])
+@pytest.mark.parametrize("drafts", ["flat", "in place"])
 @pytest.mark.parametrize("way", ["flat", "in place"])
 def test_a_draft_lost_after_the_lookup_costs_its_target_only_if_it_is_required(
-    make: Make, hashes: Hashes, backend: RecordingBackend, pairing: str, way: str
+    make: Make, hashes: Hashes, backend: RecordingBackend, pairing: str, way: str, drafts: str
 ) -> None:
     storage, pool, draft = pair(make, {"pairing": pairing})
     write_pairs(storage, pool, draft, hashes(4))
@@ -243,10 +247,11 @@ def test_a_draft_lost_after_the_lookup_costs_its_target_only_if_it_is_required(
         del backend._pages[name]
 
     def prefetch() -> list[bool]:
-        storage.batch_get(
-            [f"d:{key}" for key in hashes(4)],
-            [draft.get_dummy_flat_data_page() for _ in hashes(4)],
-        )
+        if drafts == "in place":
+            storage.read_drafts(hashes(4), indices(draft, 4, 5, 6, 7))
+        else:
+            dummies = [draft.get_dummy_flat_data_page() for _ in hashes(4)]
+            storage.batch_get([f"d:{key}" for key in hashes(4)], dummies)
         return read(storage, way, hashes(4), pool, [4, 5, 6, 7])
 
     assert prefetch() == [True, True, pairing == "best_effort", True]
@@ -254,7 +259,7 @@ def test_a_draft_lost_after_the_lookup_costs_its_target_only_if_it_is_required(
     assert prefetch() == [True] * 4
 
 
-@pytest.mark.parametrize("way", ["flat", "by pool"])
+@pytest.mark.parametrize("way", ["flat", "by pool", "in place"])
 def test_a_draft_page_of_zeros_was_lost_once_and_is_never_stored(
     make: Make, hashes: Hashes, backend: RecordingBackend, way: str
 ) -> None:
@@ -263,6 +268,9 @@ def test_a_draft_page_of_zeros_was_lost_once_and_is_never_stored(
     if way == "flat":
         keys = [f"d:{key}" for key in hashes(3)]
         assert not storage.batch_set(keys, [draft.get_data_page(4 * i) for i in range(3)])
+    elif way == "in place":
+        where = indices(draft, 0, 1, 2)
+        assert storage.write_drafts(hashes(3), where) == [True, False, True]
     else:
         where = indices(draft, 0, 1, 2)
         results = storage.batch_set_v2([PoolTransfer("draft", where, hashes(3))])
@@ -406,6 +414,9 @@ def test_no_error_of_storage_reaches_a_thread_of_the_engine(
     assert storage.batch_get(hashes(2), flat) == [None, None]
     assert storage.batch_set_v1(hashes(2), where, None) == [False, False]
     assert storage.batch_get_v1(hashes(2), where, None) == [False, False]
+    assert storage.write_drafts(hashes(2), where) == [False, False]
+    assert storage.read_drafts(hashes(2), where) == [False, False]
+    fill(draft, seed=1)
     assert storage.batch_set_v2(transfers) == {"draft": [False, False]}
     assert storage.batch_get_v2(transfers) == {"draft": [False, False]}
     storage.clear()
@@ -429,6 +440,8 @@ def test_no_error_of_storage_reaches_a_thread_of_the_engine(
         lambda s, k: any(s.batch_get_v1(k, torch.arange(11), None)),
         lambda s, k: any(s.batch_get_v1(k, None, None)),
         lambda s, k: any(s.batch_get_v1([7, None, "x"], torch.arange(12), None)),
+        lambda s, k: any(s.read_drafts(k, torch.arange(12))),
+        lambda s, k: any(s.write_drafts(k, torch.arange(12))),
         lambda s, k: any(s.batch_set_v2([PoolTransfer("kv", torch.arange(8), k)])["kv"]),
         lambda s, k: any(s.batch_get_v2([PoolTransfer("kv", None, k)])["kv"]),
         lambda s, k: any(s.batch_get_v2([PoolTransfer("?!", torch.arange(12), k)])["?!"]),

@@ -69,6 +69,7 @@ def serve(rank: Any) -> Iterator[Callable[..., Any]]:
             control = server.controller
             control.page_get_func = control._generic_page_get
             control.page_set_func = control._generic_page_set
+            server.send_drafts_flat()
         return server
 
     yield make

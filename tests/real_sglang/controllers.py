@@ -158,6 +158,13 @@ class Server:
     def storage(self) -> Any:
         return self.controller.storage_backend
 
+    def send_drafts_flat(self) -> None:
+        """Draft pages as the release itself sends them."""
+        for name in ("_draft_page_get", "_draft_page_set"):
+            vars(self.controller).pop(name, None)
+        if hasattr(self.controller, "_maybe_register_draft_with_storage"):
+            self.controller._maybe_register_draft_with_storage()
+
     def fill(self, seed: int) -> None:
         """Random bytes in all host pages."""
         for pool in filter(None, (self.host, self.draft)):

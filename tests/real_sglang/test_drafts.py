@@ -58,6 +58,27 @@ def test_drafts_come_back_with_their_targets(
     assert after.pages(indices, after.draft) == drafts
 
 
+@pytest.mark.parametrize("calls", ["flat", "in place"])
+def test_drafts_are_sent_in_place_unless_the_release_itself_sends_them(
+    serve: Any, store_url: Any, calls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(store_url("file"), draft=True, calls=calls)
+    seen: list[str] = []
+    for name in ("batch_set", "batch_get"):
+        call = getattr(server.storage, name)
+
+        def watched(keys: Any, *rest: Any, call: Any = call, name: str = name) -> Any:
+            seen.append(name)
+            return call(keys, *rest)
+
+        monkeypatch.setattr(server.storage, name, watched)
+    server.fill(1)
+    server.write(TOKENS)
+    server.prefetch(TOKENS)
+    # Targets and drafts, written once and read once each.
+    assert len(seen) == (4 if calls == "flat" else 0)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_drafts_of_every_layout_come_back(serve: Any, store_url: Any, layout: str) -> None:
     after, _, drafts = restart(serve, store_url("file"), layout=layout)
