@@ -9,7 +9,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from .exchange import Request, Response
+from .messages import Request, Response
 
 
 class Meaning(enum.Enum):

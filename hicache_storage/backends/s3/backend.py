@@ -12,8 +12,8 @@ from ...page import PageSpans
 from .answers import Meaning
 from .call import FORBIDDEN_S, Call, Result
 from .config import S3Config
-from .exchange import Request
 from .live import Live, LiveHere
+from .messages import Request
 from .names import Names
 from .plane import Plane, S3Counts
 from .writing import write_pages

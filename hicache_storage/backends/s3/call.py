@@ -18,10 +18,11 @@ from collections.abc import Sequence
 
 from ...errors import BackendError, BackendTimeout, BackendUnavailable
 from .answers import Answer, Meaning, judge
-from .connection import Connection
-from .exchange import BrokenExchange, Request, Response, Steps, exchange
+from .exchange import exchange
+from .messages import BrokenExchange, Request, Response, Steps
 from .plane import Plane
 from .signing import Keys
+from .slots import Run, Slot
 
 CONNECT_ATTEMPTS = 3
 """Tries to connect before a call on which nothing was answered yet is given up."""
@@ -40,40 +41,6 @@ FORBIDDEN_S = 60.0
 
 _FAILED = (Meaning.AGAIN, Meaning.SLOWER)
 Result = Answer | BackendError
-
-
-class _Slot:
-    """One request of the batch and how it fares."""
-
-    __slots__ = ("attempts", "connects", "index", "keys_renewed", "request", "runs", "stales")
-
-    def __init__(self, index: int, request: Request) -> None:
-        self.index = index
-        self.request = request
-        self.attempts = self.connects = self.stales = 0
-        self.keys_renewed = False
-        self.runs: list[_Run] = []
-        """Exchanges under way: one, or two while a hedge runs."""
-
-
-class _Run:
-    """One try of a slot, on one connection."""
-
-    __slots__ = (
-        "connected", "connection", "descriptor", "keys", "mask", "progress_s", "reused", "slot",
-        "steps", "wake_s",
-    )  # fmt: skip
-
-    def __init__(self, slot: _Slot, connection: Connection, now: float, *, reused: bool) -> None:
-        self.slot = slot
-        self.connection = connection
-        self.descriptor = connection.fileno()
-        self.reused = self.connected = reused
-        self.keys: Keys | None = None
-        self.mask = 0
-        self.progress_s = now
-        self.wake_s = float("inf")
-        self.steps: Steps[Response]
 
 
 class Call:
@@ -98,12 +65,12 @@ class Call:
         self._leading = leading
         self._started_s = time.monotonic()
         self._until_s = self._clock_s = until_s
-        self._fresh = deque(_Slot(i, request) for i, request in enumerate(requests))
-        self._delayed: list[tuple[float, int, _Slot]] = []
+        self._fresh = deque(Slot(i, request) for i, request in enumerate(requests))
+        self._delayed: list[tuple[float, int, Slot]] = []
         self._results: list[Result | None] = [None] * len(requests)
         self._cut = self._open = len(requests)
         self._known = 0
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, Run] = {}
         self._poll = select.poll()
         self._ticket = plane.gate.register()
         self._answered = False
@@ -169,7 +136,7 @@ class Call:
             self._known += 1
         return self._known
 
-    def _try(self, slot: _Slot, now: float) -> None:
+    def _try(self, slot: Slot, now: float) -> None:
         """Starts an exchange for the slot; the gate has admitted it."""
         config, connections = self._plane.config, self._plane.connections
         connection = connections.take()
@@ -182,14 +149,14 @@ class Call:
                 if not slot.runs:
                     self._unconnected(slot, error)
                 return
-        run = _Run(slot, connection, now, reused=reused)
+        run = Run(slot, connection, now, reused=reused)
         run.steps = self._steps(run)
         slot.runs.append(run)
         self._runs[run.descriptor] = run
         self._due(now + config.stall_timeout_s)
         self._resume(run, None)
 
-    def _steps(self, run: _Run) -> Steps[Response]:
+    def _steps(self, run: Run) -> Steps[Response]:
         """All of one try, as what it waits for."""
         config, request = self._plane.config, run.slot.request
         if not run.connected:
@@ -207,7 +174,7 @@ class Call:
         head = self._plane.head(request)
         return (yield from exchange(run.connection, request, head, lambda: self._only(run)))
 
-    def _only(self, run: _Run) -> None:
+    def _only(self, run: Run) -> None:
         """Keeps `run` alone on its slot, before it writes to the slot's spans."""
         run.wake_s = float("inf")
         for other in list(run.slot.runs):
@@ -219,7 +186,7 @@ class Call:
     def _due(self, at_s: float) -> None:
         self._clock_s = min(self._clock_s, at_s)
 
-    def _wake_in(self, run: _Run, seconds: float) -> None:
+    def _wake_in(self, run: Run, seconds: float) -> None:
         run.wake_s = time.monotonic() + seconds
         self._due(run.wake_s)
 
@@ -266,7 +233,7 @@ class Call:
         for run in self._runs.values():
             self._due(min(run.wake_s, run.progress_s + stall_s))
 
-    def _wake(self, run: _Run, now: float) -> None:
+    def _wake(self, run: Run, now: float) -> None:
         run.wake_s = float("inf")
         if not run.connected:
             limit = f"{self._plane.config.connect_timeout_s:g} s"
@@ -277,7 +244,7 @@ class Call:
             self._changes["hedges"] += 1
             self._try(run.slot, now)
 
-    def _resume(self, run: _Run, come: int | None) -> None:
+    def _resume(self, run: Run, come: int | None) -> None:
         try:
             mask = run.steps.send(come)  # type: ignore[arg-type]
         except StopIteration as stop:
@@ -291,7 +258,7 @@ class Call:
 
     # ends of a try
 
-    def _end(self, run: _Run, *, keep: bool) -> None:
+    def _end(self, run: Run, *, keep: bool) -> None:
         del self._runs[run.descriptor]
         run.slot.runs.remove(run)
         with contextlib.suppress(KeyError):
@@ -303,7 +270,7 @@ class Call:
             self._plane.connections.drop(run.connection)
         self._plane.gate.done(self._ticket)
 
-    def _came(self, run: _Run, response: Response) -> None:
+    def _came(self, run: Run, response: Response) -> None:
         """A response is there, whole."""
         slot = run.slot
         self._end(run, keep=response.reusable)
@@ -331,7 +298,7 @@ class Call:
                 self._changes["sent_bytes"] += sum(map(len, slot.request.body))
             self._settle(slot, answer)
 
-    def _look_into(self, slot: _Slot, answer: Answer) -> None:
+    def _look_into(self, slot: Slot, answer: Answer) -> None:
         """The answer to a HEAD has no body that says why it failed; that to a GET of one byte
         has."""
         known = time.monotonic() < self._plane.forbidden_until_s
@@ -341,14 +308,14 @@ class Call:
         slot.request = Request("GET", slot.request.path, extra=(("range", "bytes=0-0"),))
         self._fresh.appendleft(slot)
 
-    def _renew_keys(self, slot: _Slot, keys: Keys | None, answer: Answer) -> None:
+    def _renew_keys(self, slot: Slot, keys: Keys | None, answer: Answer) -> None:
         if slot.keys_renewed or not self._plane.credentials.rejected(keys, self._until_s):
             raise self._unavailable(answer.reason, retryable=False)
         slot.keys_renewed = True
         self._changes["retries"] += 1
         self._fresh.appendleft(slot)
 
-    def _lost(self, run: _Run, error: Exception) -> None:
+    def _lost(self, run: Run, error: Exception) -> None:
         """The connection failed, or the response broke off."""
         slot = run.slot
         fresh_answer = run.connection.inbox_bytes == 0
@@ -369,7 +336,7 @@ class Call:
         else:
             self._again(slot, self._unavailable(f"{type(error).__name__}: {error}"))
 
-    def _unconnected(self, slot: _Slot, error: Exception) -> None:
+    def _unconnected(self, slot: Slot, error: Exception) -> None:
         if self._plane.closed:
             raise self._unavailable("the store is closed", retryable=False)
         reason = f"can't connect: {error}"
@@ -388,7 +355,7 @@ class Call:
 
     # ends of a slot
 
-    def _again(self, slot: _Slot, failure: Result) -> None:
+    def _again(self, slot: Slot, failure: Result) -> None:
         """Tries the slot again after a while, if there are tries and time left."""
         slot.attempts += 1
         if self._results[slot.index] is not None or slot.index >= self._cut:
@@ -408,7 +375,7 @@ class Call:
         heapq.heappush(self._delayed, (at_s, slot.index, slot))
         self._due(at_s)
 
-    def _settle(self, slot: _Slot, result: Result) -> None:
+    def _settle(self, slot: Slot, result: Result) -> None:
         if self._results[slot.index] is not None:
             return
         definite = isinstance(result, Answer) and result.meaning not in _FAILED

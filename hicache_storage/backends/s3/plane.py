@@ -16,8 +16,8 @@ from ...errors import ConfigError
 from ...failures import FailureLog
 from .config import S3Config
 from .connections import Connections
-from .exchange import Request
 from .gate import Gate
+from .messages import Request
 from .signing import UNSIGNED_PAYLOAD, Signer, payload_digest
 
 if TYPE_CHECKING:

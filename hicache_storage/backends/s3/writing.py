@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...page import HEADER_BYTES, PageSpans, spans_bytes
 from .answers import Answer, Meaning
 from .call import Call, Result
-from .exchange import Request, Response
+from .messages import Request, Response
 from .plane import Plane
 
 MOST_PAGE_BYTES = 5 << 30
