@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .failures import FailureLog
+from .forking import renew_lock_in_child
 from .pairing import PairCount, PairedStore, PairResult, leading_run
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class ErrorsToMisses:
     def __init__(self, name: str) -> None:
         self.failures = FailureLog(f"storage {name!r}")
         self._lock = threading.Lock()
+        renew_lock_in_child(self)
         self._errors = 0
 
     @property
@@ -90,6 +92,7 @@ class StorageEdge:
         self.guard = ErrorsToMisses(pairs.store.name)
         self.failures = self.guard.failures
         self._lock = threading.Lock()
+        renew_lock_in_child(self)
         self._fruitless_writes = 0
 
     @property

@@ -7,6 +7,8 @@ import threading
 import time
 from collections import Counter
 
+from .forking import renew_lock_in_child
+
 logger = logging.getLogger("hicache_storage")
 
 
@@ -23,6 +25,7 @@ class FailureLog:
         self.interval_s = interval_s
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
+        renew_lock_in_child(self)
         self._logged: dict[str, tuple[float, int]] = {}
 
     def note(self, kind: str, error: BaseException | str) -> None:

@@ -19,6 +19,7 @@ from .errors import (
     StoreClosed,
 )
 from .failures import FailureLog
+from .forking import renew_lock_in_child
 from .hookspecs import Scope, StoredPage, Usage
 from .keys import RECORD_TAG, split_stored_key, stored_key
 from .namespace import RECORD_BYTES, Namespace
@@ -63,6 +64,7 @@ class Store:
         self.failures = FailureLog(f"store {self.name!r}")
         self._caller = Caller(backend, name=self.name, wrappers=wrappers)
         self._lock = threading.Lock()
+        renew_lock_in_child(self)
         self._recorded: set[str] = set()
         self._bad: OrderedDict[str, None] = OrderedDict()
         self._closed = False

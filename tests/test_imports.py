@@ -13,7 +13,7 @@ import hicache_storage
 
 PACKAGE = Path(hicache_storage.__file__).parent
 LOWER_FIRST = (
-    ("errors",),
+    ("errors", "forking"),
     ("keys", "page", "namespace", "failures", "config"),
     ("hookspecs",),
     ("calling", "discovery"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..config import option
+from ..forking import renew_lock_in_child
 from ..hookspecs import StoredPage, Usage, hookimpl
 from ..page import PageSpans, spans_bytes
 
@@ -33,6 +34,7 @@ class MemoryBackend:
         self._pages: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
         self._stored_bytes = 0
         self._lock = threading.Lock()
+        renew_lock_in_child(self)
 
     @hookimpl
     def batch_set(self, keys: list[str], pages: list[PageSpans]) -> list[bool]:

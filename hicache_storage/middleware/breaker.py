@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 from ..calling import Caller
 from ..config import option
 from ..errors import BackendError, BackendUnavailable
+from ..forking import renew_lock_in_child
 from .guard import GuardedCalls
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class Breaker(GuardedCalls):
         self.config = config
         self.rejected_calls = 0
         self._lock = threading.Lock()
+        renew_lock_in_child(self)
         self._failures = 0
         self._opened_s: float | None = None
         self._probing = False

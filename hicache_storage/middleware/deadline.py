@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from ..calling import Caller
 from ..config import option
 from ..errors import BackendTimeout, BackendUnavailable
+from ..forking import renew_lock_in_child
 from ..hookspecs import hookimpl
 from ..page import PageSpans, spans_bytes
 from .guard import GuardedCalls
@@ -41,6 +42,7 @@ class Deadline(GuardedCalls):
         super().__init__(inner)
         self.config = config
         self._lock = threading.Lock()
+        renew_lock_in_child(self)
         self._abandoned: set[threading.Thread] = set()
 
     def guard(self, operation: str, call: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..calling import Caller
 from ..config import option
+from ..forking import renew_lock_in_child
 from ..hookspecs import hookimpl
 from ..page import PageSpans
 from .around import Around
@@ -38,6 +39,7 @@ class ExistenceCache(Around):
         self.config = config
         self._known: OrderedDict[str, tuple[bool, float]] = OrderedDict()
         self._lock = threading.Lock()
+        renew_lock_in_child(self)
         self._writes = 0
 
     @hookimpl

@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..forking import renew_lock_in_child
 from ..hookspecs import hookimpl
 from ..page import PageSpans, spans_bytes
 from ..store import Store
@@ -44,6 +45,7 @@ class CallMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        renew_lock_in_child(self)
         self._counts: dict[str, CallCounts] = {}
 
     def snapshot(self) -> dict[str, CallCounts]:

@@ -18,6 +18,7 @@ from typing import TypeVar
 from ..calling import Caller
 from ..config import option
 from ..errors import BackendError
+from ..forking import renew_lock_in_child
 from .guard import GuardedCalls
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class Retry(GuardedCalls):
         self.retries = 0
         self._saved = self.SAVED_AT_MOST
         self._lock = threading.Lock()
+        renew_lock_in_child(self)
 
     def guard(self, operation: str, call: Callable[[], T]) -> T:
         config = self.config
