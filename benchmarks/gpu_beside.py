@@ -64,7 +64,7 @@ def interference(results: Results) -> None:
                 else (lambda: pools.load_back(slots, pages))  # noqa: B023
             )
             copy().synchronize()
-            measured = [beside(lambda: [copy(), copy()]) for _ in range(5)]  # noqa: B023
+            measured = [beside(lambda: [copy(), copy()]) for _ in range(7)]  # noqa: B023
             alone, with_copies, took = map(statistics.median, zip(*measured, strict=True))
             results.add(
                 "interference",
@@ -82,7 +82,8 @@ def interference(results: Results) -> None:
 def restore(results: Results) -> None:
     """Pages from a file store to the host, and to the device: storage fills some while others
     cross the link."""
-    from hicache_storage import PairedStore, open_store
+    from hicache_storage import PairedStore, Store
+    from hicache_storage.backends.file import FileBackend, FileConfig
 
     geometry = SHAPES["MHA 32 layers"]
     pool = device_pool(geometry)
@@ -90,13 +91,15 @@ def restore(results: Results) -> None:
     hashes = [hashlib.sha256(str(i).encode()).hexdigest() for i in range(count)]
     directory = tempfile.mkdtemp(prefix="gpu-transfer-")
     try:
-        for layout in LAYOUTS:
+        for layout in ("layer_first", "page_first"):
             pools = PairedPools(pool, host_pages=count, layout=layout)
             slots = torch.randperm(count)
             pools.backup(torch.arange(count), slots).wait()
-            with open_store(f"file://{directory}/{layout}") as store:
+            store = Store(FileBackend(FileConfig(f"{directory}/{layout}")), name="file")
+            store.open()
+            with store:
                 pairs = PairedStore(store, *pools.namespaces(model="org/model"))
-                stored = pairs.batch_set(hashes, pools.target_spans(slots), None)
+                pairs.batch_set(hashes, pools.target_spans(slots), None)
                 read = _restored(pairs, pools, hashes, slots, at_a_time, to_device=False)
                 whole = _restored(pairs, pools, hashes, slots, at_a_time, to_device=True)
             size = count * geometry.page_bytes
@@ -104,7 +107,6 @@ def restore(results: Results) -> None:
                 "restore",
                 layout=layout,
                 MiB=size >> 20,
-                stored=str(stored)[:80],
                 file_to_host_GBps=round(size / read / 1e9, 2),
                 file_to_device_GBps=round(size / whole / 1e9, 2),
                 fraction=round(read / whole, 3),

@@ -38,6 +38,18 @@ def device_pool(geometry: PageGeometry) -> DevicePool:
     return pool
 
 
+def layers_apart(geometry: PageGeometry) -> DevicePool:
+    """An MHA pool over tensors that lie anywhere, as some engines have them."""
+    shape = TOKENS, geometry.heads, geometry.head_dim
+    k, v = (
+        [torch.empty(shape, dtype=geometry.dtype, device="cuda") for _ in range(geometry.layers)]
+        for _ in range(2)
+    )
+    pool = MHADevicePool.from_tensors(k, v, geometry.page_size)
+    draw(pool)
+    return pool
+
+
 def draw(pool: DevicePool) -> None:
     for layer in range(pool.geometry.layers):
         for tensor in pool.layer_tensors(layer):

@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,19 +30,28 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
 from gpu_beside import interference, restore  # noqa: E402
-from gpu_pools import SHAPES, Results, Row, Times, device_pool, draw, every_tensor  # noqa: E402
+from gpu_pools import (  # noqa: E402
+    SHAPES,
+    Results,
+    Row,
+    Times,
+    device_pool,
+    every_tensor,
+    layers_apart,
+)
 
-from hicache_storage.pools.geometry import PageGeometry  # noqa: E402
-from hicache_storage.pools.layouts import LAYOUTS  # noqa: E402
+from hicache_storage.pools.device import DevicePool  # noqa: E402
+from hicache_storage.pools.layouts import LAYOUTS, Layout  # noqa: E402
 from hicache_storage.pools.memory import HostMemory  # noqa: E402
 from hicache_storage.pools.paired import PairedPools  # noqa: E402
-from hicache_storage.pools.strategy import STRATEGIES  # noqa: E402
+from hicache_storage.pools.strategy import STRATEGIES, Strategy  # noqa: E402
 
 
 def ceiling(results: Results) -> None:
     """The rate of plain copies, each way."""
     size = 1 << 30
-    host = HostMemory(size, pin=True).tensor
+    memory = HostMemory(size, pin=True)  # pinned as long as this lives
+    host = memory.tensor
     device = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
     row = {}
     for name, to, source in (("backup", host, device), ("load", device, host)):
@@ -79,48 +89,45 @@ def timed(pools: PairedPools, device: torch.Tensor, host: torch.Tensor, repeats:
 
 def rates(results: Results) -> None:
     for (name, shape), layout, page_size in itertools.product(SHAPES.items(), LAYOUTS, (64, 16, 1)):
-        geometry = PageGeometry(
-            shape.kind,
-            shape.layers,
-            shape.heads,
-            shape.head_dim,
-            shape.v_head_dim,
-            page_size,
-            shape.dtype,
-        )
-        pool = device_pool(geometry)
-        pools = PairedPools(pool, host_pages=pool.num_pages, layout=layout)
-        size = pool.num_pages * geometry.page_bytes
-        for strategy in STRATEGIES:
-            if strategy == "copy_engine" and page_size == 1:
-                continue  # a copy for each row: never chosen, and minutes long
-            pools.strategy = strategy
-            pages, slots = torch.randperm(pool.num_pages), torch.randperm(pool.num_pages)
-            draw(pool)
-            pools.backup(pages, slots).wait()
-            kept = [tensor.clone() for tensor in every_tensor(pool)]
-            for tensor in every_tensor(pool):
-                tensor.fill_(0xAB)
-            pools.load_back(slots, pages).synchronize()
-            equal = all(map(torch.equal, kept, every_tensor(pool)))
-            del kept
-            times = timed(pools, pages, slots, 5 if page_size == 64 else 3)
-            middle = {key: statistics.median(found) for key, found in times.items()}
-            results.add(
-                "rates",
-                shape=name,
-                layout=layout,
-                page_size=page_size,
-                strategy=strategy,
-                MiB=size >> 20,
-                backup_GBps=round(size / middle["backup"] / 1e9, 2),
-                load_GBps=round(size / middle["load"] / 1e9, 2),
-                backup_call_ms=round(middle["backup_call"] * 1e3, 2),
-                load_call_ms=round(middle["load_call"] * 1e3, 2),
-                first_layer_ms=round(middle["first"] * 1e3, 2),
-                load_ms=round(middle["load"] * 1e3, 2),
-                bytes_equal=equal,
-            )
+        geometry = replace(shape, page_size=page_size)
+        strategies = STRATEGIES if page_size == 64 else ("auto", "kernel")
+        for strategy in strategies:
+            one_rate(results, name, device_pool(geometry), layout, strategy)
+    apart = layers_apart(SHAPES["MHA 32 layers"])
+    for layout in ("layer_first", "page_first_direct"):
+        one_rate(results, "MHA 32 layers, each allocated by itself", apart, layout, "auto")
+
+
+def one_rate(
+    results: Results, name: str, pool: DevicePool, layout: Layout, strategy: Strategy
+) -> None:
+    pools = PairedPools(pool, host_pages=pool.num_pages, layout=layout, strategy=strategy)
+    size = pool.num_pages * pool.geometry.page_bytes
+    pages, slots = torch.randperm(pool.num_pages), torch.randperm(pool.num_pages)
+    pools.backup(pages, slots).wait()
+    kept = [tensor.clone() for tensor in every_tensor(pool)]
+    for tensor in every_tensor(pool):
+        tensor.fill_(0xAB)
+    pools.load_back(slots, pages).synchronize()
+    equal = all(map(torch.equal, kept, every_tensor(pool)))
+    del kept
+    times = timed(pools, pages, slots, 7 if pool.geometry.page_size == 64 else 5)
+    middle = {key: statistics.median(found) for key, found in times.items()}
+    results.add(
+        "rates",
+        shape=name,
+        layout=layout,
+        page_size=pool.geometry.page_size,
+        strategy=strategy,
+        MiB=size >> 20,
+        backup_GBps=round(size / middle["backup"] / 1e9, 2),
+        load_GBps=round(size / middle["load"] / 1e9, 2),
+        backup_call_ms=round(middle["backup_call"] * 1e3, 2),
+        load_call_ms=round(middle["load_call"] * 1e3, 2),
+        first_layer_ms=round(middle["first"] * 1e3, 2),
+        load_ms=round(middle["load"] * 1e3, 2),
+        bytes_equal=equal,
+    )
 
 
 def pairing(results: Results) -> None:

@@ -11,20 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from .indices import Slots
 from .lanes import Lane
 from .movers import KernelMover
 from .routes import Route, Routes
 from .row_copies import RowCopies, Runs, runs, view_copies
-from .strategy import Step, Strategy, backup_by_kernel, load_steps
+from .strategy import Step, Strategy, Way, backup_way, load_steps
 
 WRITING_PROGRAMS = 2
 """Multiprocessors of a kernel that writes to the host: 2 fill the link, and more of them hold up
 everything else on the device."""
 READING_PROGRAMS = 4
-STAGING_PROGRAMS = 16
-"""Multiprocessors that gather or scatter for a staging half: enough to keep ahead of the link."""
 
 
 def backup(
@@ -42,19 +41,23 @@ def backup(
         return [lane.record(lane.link)]
     device_slots, host_slots = _by_host(device_slots, host_slots)
     run_pages = len(host_slots) / len(runs(host_slots, host_slots).start)
-    kernel: list[Routes] = []
-    staged: list[Routes] = []
+    found = runs(host_slots, device_slots)
+    by_way: dict[Way, list[Routes]] = {"staged": [], "direct": [], "kernel": []}
     for pair in pairs:
-        by_kernel = _kernels(lane, pair) and backup_by_kernel(
-            pair.geometry, pair.layout, run_pages, strategy
-        )
-        (kernel if by_kernel else staged).append(pair)
-    if staged:
-        _backup_staged(staged, device_slots, host_slots, lane)
-    if kernel:
+        by_way[_backup_way(lane, pair, run_pages, strategy)].append(pair)
+    if by_way["staged"]:
+        _backup_staged(by_way["staged"], device_slots, host_slots, lane)
+    for pair in by_way["direct"]:
+        copies = [
+            copy
+            for ours, theirs in _direct_ends(pair)
+            for copy in view_copies(ours, theirs, device_slots, host_slots, found)
+        ]
+        lane.copy(copies, to_device=False, pinned=pair.pinned)
+    if by_way["kernel"]:
         on_device, in_host = (lane.upload(slots, lane.link) for slots in (device_slots, host_slots))
         with lane.on(lane.link):
-            for pair in kernel:
+            for pair in by_way["kernel"]:
                 lane.mover.move(
                     pair.host,
                     on_device,
@@ -64,6 +67,25 @@ def backup(
                     programs=WRITING_PROGRAMS,
                 )
     return [lane.record(lane.link)]
+
+
+def _backup_way(lane: Lane, pair: Routes, run_pages: float, strategy: Strategy) -> Way:
+    return backup_way(
+        pair.geometry,
+        pair.layout,
+        run_pages,
+        strategy,
+        kernels=_kernels(lane, pair),
+        dense=pair.dense,
+        spaced=pair.spaced is not None,
+    )
+
+
+def _direct_ends(pair: Routes) -> list[tuple[Tensor, Tensor]]:
+    """Both ends of each part, or of each part of each layer where layers aren't equally spaced."""
+    if pair.spaced is not None:
+        return list(zip(pair.spaced, pair.host.parts, strict=True))
+    return [ends for layer in pair.host.layers for ends in pair.host.ends(layer)]
 
 
 def _backup_staged(
@@ -87,7 +109,7 @@ def _backup_staged(
                     lane.positions(len(slots)),
                     area.layers,
                     to_pool=False,
-                    programs=STAGING_PROGRAMS,
+                    programs=lane.processors,
                 )
                 copies += _part_copies(area, pair.host, np.arange(len(slots)), slots)
         lane.wait(lane.link, lane.record(lane.side))
@@ -207,7 +229,7 @@ class _Loading:
                     lane.positions(len(slots)),
                     layers,
                     to_pool=True,
-                    programs=STAGING_PROGRAMS,
+                    programs=lane.processors,
                 )
             half.free = lane.record(lane.side)
 
@@ -255,7 +277,8 @@ def prepare(pair: Routes, lane: Lane, *, to_pool: bool, strategy: Strategy) -> N
     ]
     groups = {step.layers for plan in plans for step in plan if step.how == "staged"}
     if not to_pool:
-        groups = set() if strategy == "kernel" and kernels else {layers}
+        staged = "staged" in {_backup_way(lane, pair, run, strategy) for run in (1.0, 1e6)}
+        groups = {layers} if staged else set()
     for stream in (lane.link, lane.side):
         lane.upload(np.zeros(1, dtype=np.int64), stream)
     for group in groups:

@@ -234,14 +234,15 @@ def paged_part(pool: object) -> DevicePool | None:
 def _zeros(
     geometry: PageGeometry, num_pages: int, device: str | torch.device
 ) -> list[tuple[Tensor, ...]]:
+    # One allocation a part: layers at equal distances go to the host in one copy a page.
     tokens = max(num_pages, 0) * geometry.page_size
-    return [
-        tuple(
-            torch.zeros(tokens, geometry.heads, dim, dtype=geometry.dtype, device=device)
-            for dim in geometry.row_dims
+    parts = [
+        torch.zeros(
+            geometry.layers, tokens, geometry.heads, dim, dtype=geometry.dtype, device=device
         )
-        for _ in range(geometry.layers)
+        for dim in geometry.row_dims
     ]
+    return [tuple(part[layer] for part in parts) for layer in range(geometry.layers)]
 
 
 def _page_rows(tensor: Tensor, page_size: int) -> Tensor:

@@ -30,31 +30,40 @@ class InFlight:
     def add(self, moving: Moving, device_indices: Tensor, host_indices: Tensor) -> None:
         """Remembers a copy of these slots until it is done. On the CPU it is already."""
         self._moving = [entry for entry in self._moving if not entry[0].done()]
-        if not moving.done():
+        if device_indices.numel() and not moving.done():
             self._moving.append((moving, _slots(device_indices), _slots(host_indices)))
 
     def sharing(self, device_indices: Any, host_indices: Any) -> list[Any]:
         """The events of copies that use one of these slots, at either end."""
-        if not self._moving or not (_is_list(device_indices) and _is_list(host_indices)):
+        moving = [entry for entry in self._moving if not entry[0].done()]
+        if not moving or not (_is_list(device_indices) and _is_list(host_indices)):
             return []
-        ends = [np.unique(_slots(indices)) for indices in (device_indices, host_indices)]
+        ends = [_slots(indices) for indices in (device_indices, host_indices)]
         return [
             event
-            for moving, *theirs in self._moving
-            if any(_meet(ours, other) for ours, other in zip(ends, theirs, strict=True))
-            for event in moving.events
+            for other, *theirs in moving
+            if any(_meet(ours, slots) for ours, slots in zip(ends, theirs, strict=True))
+            for event in other.events
         ]
 
 
 def _slots(indices: Tensor) -> Slots:
-    slots: Slots = np.unique(indices.detach().cpu().numpy())
+    # A copy: the caller may change its own.
+    slots: Slots = indices.detach().cpu().numpy().copy()
     return slots
 
 
 def _is_list(indices: Any) -> bool:
-    """Whether these are indices at all; the copy itself will say what is wrong with others."""
-    return isinstance(indices, torch.Tensor) and indices.dtype == torch.int64
+    """Whether these can be slots; the copy itself will say what is wrong with others."""
+    return (
+        isinstance(indices, torch.Tensor)
+        and indices.dtype == torch.int64
+        and indices.numel() > 0
+        and int(indices.min()) >= 0
+    )
 
 
 def _meet(ours: Slots, theirs: Slots) -> bool:
-    return bool(np.isin(ours, theirs, assume_unique=True).any())
+    seen = np.zeros(max(int(ours.max()), int(theirs.max())) + 1, dtype=np.bool_)
+    seen[theirs] = True
+    return bool(seen[ours].any())

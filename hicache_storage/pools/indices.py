@@ -32,6 +32,9 @@ def page_list(name: str, indices: Any, num_pages: int, *, distinct: bool = False
             f"{name}: page {low if low < 0 else high} is outside of the pool's {num_pages} pages "
             "(these are page indices, not token indices)"
         )
-    if distinct and len(np.unique(slots)) != len(slots):
-        raise PageSizeMismatch(f"{name}: a page is given twice")
+    if distinct:
+        seen = np.zeros(high + 1, dtype=np.bool_)
+        seen[slots] = True
+        if np.count_nonzero(seen) != len(slots):
+            raise PageSizeMismatch(f"{name}: a page is given twice")
     return slots

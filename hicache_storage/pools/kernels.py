@@ -18,7 +18,17 @@ ELEMENTS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
 
 @triton.jit(
-    do_not_specialize=["first_plane", "planes", "units"],
+    do_not_specialize=[
+        "first_plane",
+        "planes",
+        "units",
+        "source_page_step",
+        "source_token_step",
+        "target_page_step",
+        "target_token_step",
+        "tokens",
+        "units_a_row",
+    ],
     do_not_specialize_on_alignment=[
         "source_bases",
         "target_bases",
@@ -34,12 +44,12 @@ def move_rows(
     first_plane,
     planes,
     units,
-    source_page_step: tl.constexpr,
-    source_token_step: tl.constexpr,
-    target_page_step: tl.constexpr,
-    target_token_step: tl.constexpr,
-    tokens: tl.constexpr,
-    units_a_row: tl.constexpr,
+    source_page_step,
+    source_token_step,
+    target_page_step,
+    target_token_step,
+    tokens,
+    units_a_row,
     unit_elements: tl.constexpr,
     element_type: tl.constexpr,
     element_bytes: tl.constexpr,
@@ -67,8 +77,8 @@ def move_rows(
         here = unit < units
         row = unit // units_a_row
         page = row // tokens
-        token = (row % tokens).to(tl.int64)
-        offset = (unit % units_a_row).to(tl.int64) * (unit_elements * element_bytes)
+        token = (row - page * tokens).to(tl.int64)
+        offset = (unit - row * units_a_row).to(tl.int64) * (unit_elements * element_bytes)
         source_page = tl.load(source_pages + page, mask=here, other=0)
         target_page = tl.load(target_pages + page, mask=here, other=0)
         source = tl.load(source_bases + plane) + offset

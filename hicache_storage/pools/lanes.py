@@ -17,9 +17,10 @@ from .indices import Slots
 from .movers import Mover, cuda_mover
 from .row_copies import RowCopies
 
-STAGED_BYTES = 32 << 20
-"""Device memory of a staging half. A lane has two, and makes them when it first needs them; pages
-that are larger make them larger."""
+STAGED_BYTES = (64 << 20) + (1 << 20)
+"""Device memory of a staging half: 64 MiB of pages. A lane has two, and makes them when it first
+needs them; pages that are larger make them larger. While a long kernel of the model holds every
+multiprocessor, no half is filled: both must last until its end."""
 _PINNED_SLOTS = 4096
 _POSITIONS = 4096
 
@@ -45,6 +46,9 @@ class Lane:
     link: Any
     side: Any
     mover: Mover
+    processors: int
+    """Multiprocessors of the device. What gathers or scatters takes all of them: a model's kernel
+    loses more to a few that are late than to all that are late for a moment."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -58,6 +62,7 @@ class Lane:
         self.link = torch.cuda.Stream(self.device, priority=-1)
         self.side = torch.cuda.Stream(self.device, priority=-1)
         self.mover = cuda_mover()
+        self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
 
     def begin(self, events: Sequence[Any] = ()) -> None:
         """Has what follows wait for what the current stream has been given, and for `events`.

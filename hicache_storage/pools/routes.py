@@ -7,6 +7,7 @@ head's row.
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Sequence
@@ -60,6 +61,9 @@ class Routes:
             for end in ends
         )
         """Whether a page of one layer is one stretch at both ends."""
+        self.spaced = _spaced(pool)
+        """The pool's parts as views (P, L, S, H, B) if their layers lie in one allocation at equal
+        distances, else None."""
 
     def staged_bytes(self, layers: range) -> int:
         """What a page takes in a staging area that holds these layers."""
@@ -100,3 +104,20 @@ def routes(pool: DevicePool, host: HostPool) -> Routes:
     if id(pool) not in found:
         found[id(pool)] = Routes(pool, host)
     return found[id(pool)]
+
+
+def _spaced(pool: DevicePool) -> tuple[Tensor, ...] | None:
+    parts = []
+    for rows in zip(*(pool.page_rows(layer) for layer in range(pool.geometry.layers)), strict=True):
+        first = rows[0]
+        addresses = [layer.data_ptr() for layer in rows]
+        steps = {after - before for before, after in itertools.pairwise(addresses)} or {1}
+        storages = {layer.untyped_storage().data_ptr() for layer in rows}
+        strides = {layer.stride() for layer in rows}
+        if len(steps) != 1 or min(steps) <= 0 or len(storages) != 1 or len(strides) != 1:
+            return None
+        shape, stride = list(first.shape), list(first.stride())
+        shape.insert(1, len(rows))
+        stride.insert(1, steps.pop())
+        parts.append(first.as_strided(shape, stride, first.storage_offset()))
+    return tuple(parts)

@@ -1,10 +1,13 @@
 """Which way pages take between device and host: the copy engines', or a kernel's.
 
-Copy engines leave the multiprocessors to the model but lose time with each stretch of host memory,
-some 0.05 us where stretches are equally spaced and 0.4 us where they aren't. A kernel that reads
-or writes pinned memory doesn't mind small rows, reaches 93 % of the link and takes a few
-multiprocessors. The limits below are where one overtakes the other, measured on an H200 at 55 GB/s
-(benchmarks/results): a kernel writes at 52 GB/s and reads at 50 to 51 whatever the row.
+Copy engines leave the multiprocessors to the model, but lose time with each stretch of host memory:
+some 0.05 us where stretches are equally spaced, and more where they aren't. They copy "direct"
+between the layers and the host, or "staged" where the host has a page's bytes in another order:
+then a kernel gathers or scatters on the device. A "kernel" that reads or writes pinned memory
+itself doesn't mind small rows and reaches 93 to 95 % of the link, but it takes a few
+multiprocessors, and its writes hold up what else the device does. The limits below are where one
+overtakes the other, measured on an H200 whose link copies at 55 GB/s (benchmarks/results); a kernel
+writes at 52 GB/s and reads at 50 there, whatever the row.
 """
 
 from __future__ import annotations
@@ -17,13 +20,18 @@ from .geometry import PageGeometry
 from .layouts import Layout
 
 Strategy = Literal["auto", "kernel", "copy_engine"]
+Way = Literal["kernel", "direct", "staged"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
-BACKUP_STRETCH = 32 << 10
-"""Bytes of host memory in one stretch from which on backups go by copy engine: 51 GB/s there, 54
-and more from 128 KiB on. Below, the engine's rate falls to 40 GB/s and less."""
-LOAD_STRETCH = 64 << 10
-"""The same for load-backs layer by layer: 52 GB/s at 64 KiB, 31 at 32 KiB."""
+SPACED_STRETCH = 32 << 10
+"""Bytes of a layer's page from which on backups go direct if layers are equally spaced at both
+ends, all of them in one copy: 51 GB/s there."""
+DIRECT_STRETCH = 64 << 10
+"""The same where each layer is a copy of its own: 49 to 51 GB/s for backups, 52 to 54 for
+load-backs; at half of it 33 and 31."""
+STAGED_STRETCH = 256 << 10
+"""Bytes of a token-layer page, K or V, from which on backups are staged: 53 GB/s there. With
+smaller ones there are too many copies to ask for."""
 LOAD_ROW = 48 << 10
 """Bytes of adjacent layers in a token-layer page that one load-back by copy engine takes: 52 GB/s;
 half of it gives 49, less than a kernel."""
@@ -42,8 +50,7 @@ class Step(NamedTuple):
     """Layers that are loaded together, and how."""
 
     layers: range
-    how: Literal["kernel", "direct", "staged"]
-    """By kernel; by copy engine into the layers, or into staging memory and from there."""
+    how: Way
 
 
 def check_strategy(strategy: str) -> None:
@@ -52,17 +59,32 @@ def check_strategy(strategy: str) -> None:
         raise ConfigError(f"strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}")
 
 
-def backup_by_kernel(
-    geometry: PageGeometry, layout: Layout, run_pages: float, strategy: Strategy
-) -> bool:
-    """Whether a backup goes by kernel, where there is one; `run_pages` is how many pages follow
-    each other in the host pool on average."""
-    if strategy != "auto":
-        return strategy == "kernel"
-    stretch = min(geometry.part_bytes) * run_pages
-    if layout == "layer_first":
-        stretch /= geometry.layers
-    return stretch < BACKUP_STRETCH
+def backup_way(
+    geometry: PageGeometry,
+    layout: Layout,
+    run_pages: float,
+    strategy: Strategy,
+    *,
+    kernels: bool,
+    dense: bool,
+    spaced: bool,
+) -> Way:
+    """How a backup goes.
+
+    `run_pages` is how many pages follow each other in the host pool on average; `kernels` whether
+    a kernel can write to it; `dense` whether a page of one layer is one stretch at both ends;
+    `spaced` whether the device pool's layers are equally spaced in one allocation.
+    """
+    if strategy == "kernel" and kernels:
+        return "kernel"
+    only_copies = strategy == "copy_engine" or not kernels
+    part_bytes = min(geometry.part_bytes)
+    if dense and (layout != "page_first" or geometry.layers == 1):
+        stretch = part_bytes / geometry.layers * (run_pages if layout == "layer_first" else 1)
+        if stretch >= (SPACED_STRETCH if spaced else DIRECT_STRETCH):
+            return "direct"
+        return "staged" if only_copies else "kernel"
+    return "staged" if only_copies or part_bytes * run_pages >= STAGED_STRETCH else "kernel"
 
 
 def load_steps(
@@ -87,7 +109,7 @@ def load_steps(
         return _steps(layers, few, "kernel")
     row = min(geometry.part_bytes) // (geometry.layers * geometry.page_size)
     stretch = row * geometry.page_size * (run_pages if layout == "layer_first" else 1)
-    if dense and stretch >= LOAD_STRETCH:
+    if dense and stretch >= DIRECT_STRETCH:
         return _steps(layers, few, "direct")
     if strategy == "copy_engine" or not kernels:
         row = row * geometry.page_size if layout == "layer_first" else row

@@ -60,6 +60,7 @@ class SimulatedLane(Lane):
         self.link, self.side = Stream(), Stream()
         self.current = self.link
         self.mover = _HeldMover(self, self._kernels)
+        self.processors = 1
 
     def run(self, watch: Callable[[], None] = lambda: None) -> None:
         """Does everything, in a random order of streams; `watch` is called after each piece."""

@@ -35,7 +35,14 @@ from hicache_storage.pools.routes import Routes, routes
 from hicache_storage.pools.strategy import STRATEGIES, Strategy
 
 Halves = list[tuple[DevicePool, HostPool]]
-LIMITS = ("BACKUP_STRETCH", "LOAD_STRETCH", "LOAD_ROW", "ENGINE_ROW", "_STEP_BYTES")
+LIMITS = (
+    "SPACED_STRETCH",
+    "DIRECT_STRETCH",
+    "STAGED_STRETCH",
+    "LOAD_ROW",
+    "ENGINE_ROW",
+    "_STEP_BYTES",
+)
 
 
 def make_halves(case: Case) -> Halves:
@@ -64,7 +71,7 @@ def ways(halves: Halves) -> list[Routes]:
     st.sampled_from(STRATEGIES),
     st.booleans(),
     st.integers(1, 2000),
-    st.lists(st.integers(1, 300), min_size=5, max_size=5),
+    st.lists(st.integers(1, 300), min_size=len(LIMITS), max_size=len(LIMITS)),
     st.integers(0, 1000),
 )
 def test_pages_move_exactly_in_any_order_that_the_events_allow(

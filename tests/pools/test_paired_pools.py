@@ -226,7 +226,7 @@ def freed_pool() -> DevicePool:
         (LogicalPool(0, ()), r"\(LogicalPool\) has 0 pages"),
         (LogicalPool(PAGES, ()), r"\(LogicalPool\) has tensors for 0 layers"),
         (LogicalPool(PAGES, ((None, None), (None, None))), r"\(LogicalPool\).*no tensor"),
-        (freed_pool(), r"\(MHADevicePool\): layer 1.*without memory behind it"),
+        (freed_pool(), r"\(MHADevicePool\): layer 0.*without memory behind it"),
     ],
     ids=["no pages", "no layers", "no tensors", "freed"],
 )

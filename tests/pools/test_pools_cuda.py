@@ -312,12 +312,12 @@ def test_bytes_are_exact_beside_a_running_model_and_another_thread() -> None:
     geometry = PageGeometry("mha", 8, 4, 128, 128, 16, torch.bfloat16)
     left, right = torch.randn(2, 2048, 2048, device="cuda", dtype=torch.bfloat16).unbind()
     failures: list[str] = []
+    made = [PairedPools(cuda_pool(geometry), host_pages=PAGES, layout=each) for each in LAYOUTS]
+    torch.cuda.synchronize()
 
-    def work(layout: Layout) -> None:
+    def work(pools: PairedPools) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
-            pool = cuda_pool(geometry)
-            pools = PairedPools(pool, host_pages=PAGES, layout=layout)
-            kept = clone(pool, "cpu")
+            pool, kept = pools.device, clone(pools.device, "cpu")
             for _ in range(12):
                 source, middle = torch.randperm(PAGES)[:12], torch.randperm(PAGES)[:12]
                 moved = pools.backup(source, middle)
@@ -333,9 +333,9 @@ def test_bytes_are_exact_beside_a_running_model_and_another_thread() -> None:
                     torch.mm(left, right)
             torch.cuda.current_stream().synchronize()
             if not same(pool, kept):
-                failures.append(layout)
+                failures.append(pools.host.layout)
 
-    threads = [threading.Thread(target=work, args=(layout,)) for layout in LAYOUTS]
+    threads = [threading.Thread(target=work, args=(pools,)) for pools in made]
     for thread in threads:
         thread.start()
     for thread in threads:
