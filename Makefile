@@ -5,10 +5,10 @@ PYTHON ?= python3
 TORCH_VERSION ?= 2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test ceph lint types format bench stress reports docs clean
+.PHONY: help setup demo test sglang sglang-all ceph lint types format bench stress reports docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PLUGINS := plugins/hicache-storage-fsspec plugins/hicache-storage-redis
@@ -31,6 +31,12 @@ demo: $(VENV)/.engine ## the main job: a speculative engine keeps its accept len
 test: setup ## all tests that need no GPU; those of Redis need redis-server on the PATH
 	$(BIN)/python -m pytest
 	set -e; for plugin in $(PLUGINS); do $(BIN)/python -m pytest $$plugin -c $$plugin/pyproject.toml; done
+
+sglang: ## real SGLang, its oldest and newest supported release, on the CPU; makes environments in .sglang
+	$(PYTHON) tests/real_sglang/environments.py 0.5.11 0.5.23
+
+sglang-all: ## the releases of SGLang between those two, and a table of the results
+	$(PYTHON) tests/real_sglang/environments.py all
 
 ceph: setup ## the conformance kit on s3:// with a real Ceph; needs ceph-mon, ceph-osd and radosgw
 	$(BIN)/python -m pytest tests/contract/ceph.py

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,12 @@ from typing import Any
 import pytest
 from s3_servers import seaweedfs
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from hicache_storage.discovery import find_backends
 
-import sglang_stand_ins
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import sglang_stand_ins  # noqa: E402
 
 sglang_stand_ins.install()
 
@@ -77,6 +82,20 @@ def serve(rank: Any) -> Iterator[Callable[..., Any]]:
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A running Redis."""
+    if "redis" not in find_backends() or importlib.util.find_spec("redis") is None:
+        pytest.skip("needs the plugin hicache-storage-redis")
+    sys.path.append(str(ROOT / "plugins" / "hicache-storage-redis" / "tests"))
+    import redis_servers
+
+    if redis_servers.BINARY is None:
+        pytest.skip("needs redis-server")
+    with redis_servers.one_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server.address
+
+
 @pytest.fixture
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
     """`store_url("s3")`: the URL of an empty store of that kind."""
@@ -85,6 +104,9 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str],
         if kind == "s3":
             url: str = request.getfixturevalue("seaweedfs").store_url()
             return url
+        if kind == "redis":
+            address = request.getfixturevalue("redis_address")
+            return f"redis://{address}/{uuid.uuid4().hex}"
         return f"{kind}://{tmp_path / kind}"
 
     return make

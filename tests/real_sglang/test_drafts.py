@@ -44,7 +44,7 @@ def lose_draft(url: str, server: Server, page: int) -> None:
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("backend", ["file", "lmdb", "s3"])
+@pytest.mark.parametrize("backend", ["file", "lmdb", "s3", "redis"])
 @pytest.mark.parametrize("calls", ["flat", "in place"])
 @pytest.mark.parametrize("kind", ["mha", "mla"])
 def test_drafts_come_back_with_their_targets(

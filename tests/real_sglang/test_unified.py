@@ -67,7 +67,7 @@ def equal(mine: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 
 CASES = [
     case
-    for case in itertools.product(KINDS, LAYOUTS, CALLS, ("file", "lmdb", "s3"))
+    for case in itertools.product(KINDS, LAYOUTS, CALLS, ("file", "lmdb", "s3", "redis"))
     if case[3] == "file" or case[1] == "page_first"
 ]
 
