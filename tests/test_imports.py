@@ -82,6 +82,7 @@ def test_a_backend_knows_keys_spans_and_errors_only(path: Path) -> None:
         "config",
         "errors",
         "failures",
+        "forking",
         "hookspecs",
         "keys",
         "page",
