@@ -39,9 +39,10 @@ STORES: dict[str, tuple[str, Callable[[Places], str]]] = {
 }
 NOTES = {
     "file with a capacity": "Not settled: the report below is the last of four whole runs on the "
-    "present code, and in two of the four clause 8.6 failed (pages answered True were missing "
-    "right after their batch). In the four runs before `usage` counted files while room is reserved, 8.5 "
-    "failed each time. Likely, not proven: room that a killed writer of an earlier clause had "
+    "present code, and in "
+    "two of the four clause 8.6 failed (pages answered True were missing right after their "
+    "batch). In the four runs before `usage` counted files while room is reserved, 8.5 failed "
+    "each time. Likely, not proven: room that a killed writer of an earlier clause had "
     "reserved still counts, and 8.6 opens the same directory with a capacity of 4 MiB. With a "
     "directory for each clause, as pytest gives, neither has been seen to fail.",
 }
