@@ -16,7 +16,8 @@ MakeRig = Callable[..., Rig]
 
 
 def storage_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("hicache-")]
+    mine = ("hicache-prefetch-", "hicache-backup-")
+    return [t for t in threading.enumerate() if t.name.startswith(mine)]
 
 
 def test_close_drains_what_is_queued(rig: MakeRig) -> None:
