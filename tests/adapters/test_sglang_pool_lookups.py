@@ -15,9 +15,9 @@ from adapters.fake_sglang import (
     fill,
     indices,
 )
-from conftest import page_hash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from page_names import page_hash
 from recording import RecordingBackend
 
 MOST = 7
