@@ -259,6 +259,31 @@ def test_a_draft_lost_after_the_lookup_costs_its_target_only_if_it_is_required(
     assert prefetch() == [True] * 4
 
 
+def test_a_lost_draft_costs_its_target_once_and_not_for_ever(
+    make: Make, hashes: Hashes, backend: RecordingBackend
+) -> None:
+    storage, pool, draft = pair(make)
+    write_pairs(storage, pool, draft, hashes(2))
+    for name in [name for name in backend._pages if "/d:" in name]:
+        del backend._pages[name]
+    storage.read_drafts(hashes(2), indices(draft, 0, 1))
+    assert storage.batch_get_v1(hashes(2), indices(pool, 0, 1)) == [False, False]
+    assert storage.batch_get_v1(hashes(2), indices(pool, 0, 1)) == [True, True]
+
+
+@pytest.mark.parametrize(("pairing", "usable"), [("required", 2), ("best_effort", 4)])
+def test_a_lookup_by_pool_is_limited_by_drafts_only_if_they_are_required(
+    make: Make, hashes: Hashes, backend: RecordingBackend, pairing: str, usable: int
+) -> None:
+    storage, pool, draft = pair(make, {"pairing": pairing})
+    write_pairs(storage, pool, draft, hashes(4))
+    (lost,) = [name for name in backend._pages if name.endswith("d:" + hashes(4)[2])]
+    del backend._pages[lost]
+    found = storage.batch_exists_v2(hashes(4), [PoolTransfer(PoolName.DRAFT)])
+    assert found.kv_hit_pages == usable
+    assert found.extra_pool_hit_pages == {"kv": 4, "draft": usable}
+
+
 @pytest.mark.parametrize("way", ["flat", "by pool", "in place"])
 def test_a_draft_page_of_zeros_was_lost_once_and_is_never_stored(
     make: Make, hashes: Hashes, backend: RecordingBackend, way: str
