@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from real_sglang.controllers import (
 )
 
 from hicache_storage import Store, open_store
-from hicache_storage.adapters import sglang_storage
+from hicache_storage.adapters import sglang_identity, sglang_storage
+from hicache_storage.adapters.sglang_options import AdapterConfig
 from hicache_storage.pools.geometry import PageGeometry
 
 LAYOUTS = {"mha": ("layer_first", "page_first", "page_first_direct", "page_head")}
@@ -253,3 +255,22 @@ def test_an_attachment_that_fails_says_why_and_leaves_nothing_open(
 
 def test_the_controllers_draft_calls_are_there_where_they_are_expected() -> None:
     assert ((0, 5, 11) <= RELEASE < (0, 5, 19)) == HAS_DRAFT_CALLS
+
+
+def test_the_arguments_that_tell_a_server_from_another_are_there(rank: Any) -> None:
+    set_arguments(
+        revision="v1",
+        quantization="fp8",
+        kv_cache_dtype="fp8_e5m2",
+        json_model_override_args='{"a": 1}',
+    )
+    found = sglang_identity.server_arguments()
+    for name in (
+        "model_path", "revision", "quantization", "json_model_override_args", "kv_cache_dtype",
+        "speculative_algorithm", "speculative_draft_model_path",
+        "speculative_draft_model_revision", "enable_lora",
+    ):  # fmt: skip
+        assert hasattr(found, name), name
+    who = sglang_identity.identify(SimpleNamespace(), AdapterConfig(), found)
+    assert (who.model, who.kv_cache_dtype, who.drafting) == ("dummy", "fp8_e5m2", False)
+    assert who.revision == 'v1 quantization=fp8 json_model_override_args={"a": 1}'
