@@ -229,6 +229,31 @@ def test_a_host_page_that_a_load_may_read_is_not_replaced(rig: MakeRig) -> None:
     one.close()
 
 
+def test_no_draft_is_loaded_into_a_page_that_another_request_reads(rig: MakeRig) -> None:
+    hashes = chain(3)
+    first = stored(rig, hashes, 1)
+    one = rig(backend=first.backend)
+    reader = one.fetch(hashes, "reader")
+    one.cache.insert(reader, hashes, reader.device_indices)
+    one.cache.detach_storage()
+    again = rig()
+    again.keep(hashes)
+    one.pairing = "required"
+    one.attach(again.backend)
+    lease = one.fetch(hashes, "early")
+    assert len(lease) == 1
+    assert reader.nodes[1].draft_on_host, "storage brought the draft as far as the host"
+    assert one.zero_draft(int(reader.device_indices[1]))
+    one.check(reader)
+    one.cache.release(lease)
+    one.cache.release(reader)
+    lease = one.cache.acquire("late", hashes)
+    assert lease.drafts == [True] * 3
+    one.check(lease)
+    one.cache.release(lease)
+    one.close()
+
+
 def test_required_pages_without_their_draft_are_neither_used_nor_written(rig: MakeRig) -> None:
     hashes = chain(4)
     first = stored(rig, hashes, 2)

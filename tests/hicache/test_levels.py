@@ -95,6 +95,18 @@ def test_the_least_recently_used_prompt_goes_first_from_its_end(rig: MakeRig) ->
     one.close()
 
 
+def test_a_hit_alone_makes_a_prompt_recent(rig: MakeRig) -> None:
+    one = rig(device_pages=6, host_pages=6, store=False)
+    old, new = chain(3, "old"), chain(3, "new")
+    one.keep(old)
+    one.keep(new)
+    one.cache.release(one.cache.acquire("hit", old))
+    squeeze(one, 3)
+    assert resident(one, old) == ["dh"] * 3
+    assert resident(one, new) == ["h"] * 3
+    one.close()
+
+
 def test_the_host_gives_up_ends_of_prefixes_only(rig: MakeRig) -> None:
     one = rig(device_pages=8, host_pages=4, store=False)
     old, new = chain(4, "old"), chain(2, "new")
