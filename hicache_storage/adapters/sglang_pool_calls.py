@@ -66,6 +66,8 @@ def find_pools(
         elif policy == TRAILING:
             window = max(1, len(transfer.keys or ()))
             lengths = _ends_of_windows(_each_stored(pool, hashes[:run], prefix), window)
+        elif name == DRAFT:
+            lengths = set(range(1, server.draft_run(hashes[:run], prefix) + 1))
         else:
             lengths = set(range(1, pool.run(hashes[:run], prefix) + 1))
         if lengths:

@@ -138,9 +138,8 @@ class ServerPools:
         run = self.target.run(hashes, prefix)
         if not run or self.pairing != "required":
             return run
-        draft = self._pools.get(DRAFT)
-        if draft is not None:
-            return draft.run(hashes[:run], prefix)
+        if DRAFT in self._pools:
+            return self.draft_run(hashes[:run], prefix)
         if not (self._drafts_untold and self.identity.drafting):
             return run
         self.guard.note(
@@ -150,6 +149,17 @@ class ServerPools:
             "(see SGLANG_PLUGINS), or set pairing to 'best_effort'",
         )
         return 0
+
+    def draft_run(self, hashes: Sequence[str], prefix: Sequence[str] | None) -> int:
+        """The leading run of stored drafts of stored targets, where drafts are required."""
+        run = self.draft.run(hashes, prefix)
+        if run < len(hashes):
+            self.guard.failures.note(
+                "missing drafts",
+                f"{len(hashes)} target pages are stored, but only {run} with their drafts: the "
+                "others are computed again (written by a server without a draft, or evicted)",
+            )
+        return run
 
     def note_drafts(
         self, hashes: Sequence[str], hits: Sequence[bool], *, targets_follow: bool
@@ -164,7 +174,7 @@ class ServerPools:
                 self._unpaired.difference_update(hashes)
                 self._unpaired.update(lost)
         if lost:
-            self.guard.note(
+            self.guard.failures.note(
                 "lost drafts",
                 f"{len(lost)} of {len(hashes)} draft pages did not come"
                 + (

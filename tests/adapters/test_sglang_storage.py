@@ -192,7 +192,13 @@ def write_pairs(storage: Any, pool: Any, draft: Any, keys: list[str]) -> None:
     ],
 )
 def test_a_lost_draft_page_costs_what_pairing_says(
-    make: Make, hashes: Hashes, backend: RecordingBackend, pairing: str, told: bool, usable: int
+    make: Make,
+    hashes: Hashes,
+    backend: RecordingBackend,
+    caplog: pytest.LogCaptureFixture,
+    pairing: str,
+    told: bool,
+    usable: int,
 ) -> None:
     pool, draft = MhaHostPool(), MhaHostPool(layers=1)
     fill(pool)
@@ -203,7 +209,9 @@ def test_a_lost_draft_page_costs_what_pairing_says(
     write_pairs(storage, pool, draft, hashes(4))
     (lost,) = [name for name in backend._pages if name.endswith("d:" + hashes(4)[2])]
     del backend._pages[lost]
-    assert storage.batch_exists(hashes(5), None) == usable
+    with caplog.at_level(logging.WARNING):
+        assert storage.batch_exists(hashes(5), None) == usable
+    assert ("only 2 with their drafts" in caplog.text) is (usable == 2)
 
 
 @pytest.mark.parametrize("pairing", ["required", "best_effort"])
@@ -273,14 +281,21 @@ def test_a_lost_draft_costs_its_target_once_and_not_for_ever(
 
 @pytest.mark.parametrize(("pairing", "usable"), [("required", 2), ("best_effort", 4)])
 def test_a_lookup_by_pool_is_limited_by_drafts_only_if_they_are_required(
-    make: Make, hashes: Hashes, backend: RecordingBackend, pairing: str, usable: int
+    make: Make,
+    hashes: Hashes,
+    backend: RecordingBackend,
+    caplog: pytest.LogCaptureFixture,
+    pairing: str,
+    usable: int,
 ) -> None:
     storage, pool, draft = pair(make, {"pairing": pairing})
     write_pairs(storage, pool, draft, hashes(4))
     (lost,) = [name for name in backend._pages if name.endswith("d:" + hashes(4)[2])]
     del backend._pages[lost]
-    found = storage.batch_exists_v2(hashes(4), [PoolTransfer(PoolName.DRAFT)])
+    with caplog.at_level(logging.WARNING):
+        found = storage.batch_exists_v2(hashes(4), [PoolTransfer(PoolName.DRAFT)])
     assert found.kv_hit_pages == usable
+    assert ("only 2 with their drafts" in caplog.text) is (usable == 2)
     assert found.extra_pool_hit_pages == {"kv": 4, "draft": usable}
 
 
