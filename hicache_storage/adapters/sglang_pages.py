@@ -87,15 +87,16 @@ class InPlacePages(HostPages):
     def __init__(self, pool: Any, runs: Sequence[_Run]) -> None:
         super().__init__(pool)
         self.page_bytes = sum(run.length for run in runs)
-        self._runs = tuple(runs)
+        paces = sorted({(run.step, run.length) for run in runs})
+        self._paces = tuple(paces)
+        self._stretches = tuple(
+            (run.memory[run.start :], paces.index((run.step, run.length))) for run in runs
+        )
 
     def spans(self, page: int) -> PageSpans:
-        return FlatSpans(
-            [
-                memory[(at := start + page * step) : at + length]
-                for memory, start, step, length in self._runs
-            ]
-        )
+        # One slice object serves all runs of a pace: a layer-first page has many of them.
+        cuts = [slice(page * step, page * step + length) for step, length in self._paces]
+        return FlatSpans([stretch[cuts[pace]] for stretch, pace in self._stretches])
 
     def to_write(self, pages: Sequence[int]) -> list[PageSpans]:
         return [self.spans(page) for page in pages]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -258,3 +259,17 @@ def test_classes_have_names_that_users_can_read() -> None:
     ]  # fmt: skip
     with pytest.raises(AttributeError, match="HiCacheNobodys"):
         sglang.HiCacheNobodys  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["sglang_plugin", "sglang_options", "sglang_keys"])
+def test_the_plugin_itself_needs_neither_torch_nor_sglang_nor_a_client_library(module: str) -> None:
+    heavy = ("torch", "numpy", "sglang", "boto3", "lmdb")
+    code = (
+        f"import sys; from hicache_storage.adapters import {module} as m; "
+        f"getattr(m, 'register', lambda: None)(); "
+        f"print(*(name for name in {heavy!r} if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []
