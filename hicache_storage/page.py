@@ -36,13 +36,20 @@ _VERSION = 1
 _ZEROS = bytes(1 << 20)
 
 
-class FlatSpans(tuple[memoryview, ...]):
+class SizedSpans(tuple[memoryview, ...]):
+    """Spans that know their total length: adding up the many of a layer-first page takes a while.
+
+    Whoever makes them may set `length_bytes`; else it is added up once.
+    """
+
+    length_bytes: int | None = None
+
+
+class FlatSpans(SizedSpans):
     """Spans that are known to be flat, contiguous and writable, so that nobody checks them again.
 
     For whoever makes spans of memory of its own; `as_spans` passes them on as they are.
     """
-
-    __slots__ = ()
 
 
 def as_spans(page: Any, *, writable: bool = False) -> PageSpans:
@@ -71,7 +78,18 @@ def as_spans(page: Any, *, writable: bool = False) -> PageSpans:
 
 def spans_bytes(spans: Sequence[memoryview]) -> int:
     """Total length of flat byte spans."""
-    return sum(map(len, spans))
+    if not isinstance(spans, SizedSpans):
+        return sum(map(len, spans))
+    if spans.length_bytes is None:
+        spans.length_bytes = sum(map(len, spans))
+    return spans.length_bytes
+
+
+def framed(header: memoryview, payload: PageSpans) -> PageSpans:
+    """A stored page: the header, then the payload."""
+    page = SizedSpans((header, *payload))
+    page.length_bytes = len(header) + spans_bytes(payload)
+    return page
 
 
 def zero_spans(spans: Sequence[memoryview]) -> None:

@@ -28,6 +28,7 @@ from .page import (
     PageSpans,
     as_spans,
     check_page,
+    framed,
     make_header,
     spans_bytes,
 )
@@ -106,11 +107,11 @@ class Store:
         prefix = _names(namespace, prefix_keys)
         stored: list[bool] = []
         for part in self._parts(namespace, len(names)):
-            framed = [
-                (memoryview(make_header(payload, digest, key)), *payload)
+            frames = [
+                framed(memoryview(make_header(payload, digest, key)), payload)
                 for key, payload in zip(keys[part], payloads[part], strict=True)
             ]
-            stored += self._caller.batch_set(names[part], framed, _extended(prefix, names, part))
+            stored += self._caller.batch_set(names[part], frames, _extended(prefix, names, part))
         self._trust(names, stored)
         count = sum(stored)
         with self._lock:
@@ -135,8 +136,8 @@ class Store:
         if not names:
             return []
         headers = memoryview(bytearray(HEADER_BYTES * len(names)))
-        framed = [
-            (headers[HEADER_BYTES * i : HEADER_BYTES * (i + 1)], *payload)
+        pages = [
+            framed(headers[HEADER_BYTES * i : HEADER_BYTES * (i + 1)], payload)
             for i, payload in enumerate(payloads)
         ]
         digest = bytes.fromhex(namespace.digest)
@@ -144,13 +145,13 @@ class Store:
         hits: list[bool] = []
         for part in self._parts(namespace, len(names)):
             arrived = self._caller.batch_get(
-                names[part], framed[part], _extended(prefix, names, part)
+                names[part], pages[part], _extended(prefix, names, part)
             )
             hits += arrived
             for i, hit in enumerate(arrived, part.start):
                 if hit:
                     try:
-                        check_page(framed[i][0], payloads[i], digest, keys[i])
+                        check_page(pages[i][0], payloads[i], digest, keys[i])
                     except CorruptPage as error:
                         hits[i] = False
                         self._put_aside(names[i], error, payloads[i], digest)

@@ -14,6 +14,7 @@ from hicache_storage.page import (
     FlatSpans,
     as_spans,
     check_page,
+    framed,
     make_header,
     spans_bytes,
     zero_spans,
@@ -103,4 +104,7 @@ def test_zeroing_reaches_every_byte(length: int) -> None:
 def test_spans_known_to_be_flat_are_passed_on_as_they_are() -> None:
     spans = FlatSpans([memoryview(bytearray(4)), memoryview(bytearray(2))])
     assert as_spans(spans, writable=True) is spans
-    assert spans_bytes(spans) == 6
+    assert spans_bytes(spans) == spans_bytes(spans) == 6
+    page = framed(memoryview(bytes(64)), spans)
+    assert spans_bytes(page) == 70
+    assert tuple(page[1:]) == tuple(spans)

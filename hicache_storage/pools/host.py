@@ -84,7 +84,9 @@ class HostPool:
             raise IndexError(f"page {index} is outside of the pool's {self.num_pages} pages")
         # One slice object serves all spans of a length: a layer-first page has many of them.
         cut = {n: slice(index * n, index * n + n) for n in self._lengths}
-        return FlatSpans([stretch[cut[n]] for stretch, n in self._stretches])
+        page = FlatSpans([stretch[cut[n]] for stretch, n in self._stretches])
+        page.length_bytes = self.geometry.page_bytes
+        return page
 
     def zero(self, indices: Tensor) -> None:
         """Fills the pages in these slots with zero bytes."""
