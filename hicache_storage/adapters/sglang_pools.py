@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from ..pairing import PairedStore
 from ..store import Store
 from .sglang_keys import key_tag
 from .sglang_pages import HostPages, tensor_spans
+from .sglang_stats import TransferStats, Way
 
 _ZEROS = bytes(4096)
 
@@ -23,7 +24,8 @@ _ZEROS = bytes(4096)
 class PoolStorage:
     """One pool's pages under one namespace, by page hash. No call raises an error of storage.
 
-    `pages` are the host pool's; None for draft pages that come as flat tensors only.
+    `pages` are the host pool's; None for draft pages that come as flat tensors only. `stats`
+    gets what is moved.
     """
 
     def __init__(
@@ -34,12 +36,13 @@ class PoolStorage:
         pages: HostPages | None,
         *,
         writes: bool,
+        stats: TransferStats | None = None,
     ) -> None:
         self.name = name
         self.tag = key_tag(name)
         self.namespace = namespace
         self.pages = pages
-        self.writes = writes
+        self._stats = stats
         # A pool alone is a pair without a draft: its keys carry their tags already.
         self.edge = StorageEdge(PairedStore(store, namespace, writes_target=writes))
 
@@ -51,7 +54,12 @@ class PoolStorage:
         self, hashes: Sequence[str], pages: Sequence[PageSpans], prefix: Sequence[str] | None = None
     ) -> list[bool]:
         """Stores pages; True for each that is stored, or another rank's to store."""
-        return self.edge.batch_set(self._keys(hashes), pages, None, self._prefix(prefix)).target
+        return self._measured(
+            "backup",
+            lambda: (
+                self.edge.batch_set(self._keys(hashes), pages, None, self._prefix(prefix)).target
+            ),
+        )
 
     def read(
         self,
@@ -61,7 +69,12 @@ class PoolStorage:
     ) -> list[bool]:
         """Reads pages into their buffers; True for each that arrived. Those of a miss hold
         anything."""
-        return self.edge.batch_get(self._keys(hashes), buffers, None, self._prefix(prefix)).target
+        return self._measured(
+            "prefetch",
+            lambda: (
+                self.edge.batch_get(self._keys(hashes), buffers, None, self._prefix(prefix)).target
+            ),
+        )
 
     def write_slots(
         self, hashes: Sequence[str], host_indices: Tensor | None, prefix: Sequence[str] | None
@@ -93,6 +106,11 @@ class PoolStorage:
         if self.pages is None:
             raise PageSizeMismatch(f"pool {self.name!r} has no host pool registered")
         return self.pages
+
+    def _measured(self, way: Way, call: Callable[[], list[bool]]) -> list[bool]:
+        if self._stats is None:
+            return call()
+        return self._stats.measured(way, self.namespace.page_bytes, call)
 
     def _keys(self, hashes: Sequence[str]) -> list[str]:
         return [tagged_key(self.tag, h) for h in hashes] if self.tag else list(hashes)

@@ -18,6 +18,7 @@ from .sglang_namespaces import flat_draft_namespace, pool_namespace, writes
 from .sglang_options import PairingOption
 from .sglang_pages import host_pages
 from .sglang_pools import PoolStorage
+from .sglang_stats import TransferStats
 
 logger = logging.getLogger("hicache_storage")
 
@@ -26,7 +27,8 @@ class ServerPools:
     """Pools by name, each with its namespace in one store. Registered by one thread, used by any.
 
     `drafts_untold` says that SGLang's draft pool is neither registered nor told of by a hook, so
-    that its pages are known once the first one is written.
+    that its pages are known once the first one is written. `stats` gets what is moved of the
+    target's.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class ServerPools:
         pairing: PairingOption,
         *,
         drafts_untold: bool = False,
+        stats: TransferStats | None = None,
     ) -> None:
         self.title = title
         self.store = store
@@ -46,6 +49,7 @@ class ServerPools:
         """Draft pages that did not come although their targets were wanted."""
         self._asked_pairing = pairing
         self._drafts_untold = drafts_untold
+        self._stats = stats
         self._pools: dict[str, PoolStorage] = {}
         self._unpaired: set[str] = set()
         self._lock = threading.Lock()
@@ -90,7 +94,8 @@ class ServerPools:
         pages = host_pages(host_pool)
         namespace = pool_namespace(name, pages, self.identity, target)
         writer = writes(namespace, self.identity.ranks)
-        pool = PoolStorage(name, self.store, namespace, pages, writes=writer)
+        stats = self._stats if name == TARGET else None
+        pool = PoolStorage(name, self.store, namespace, pages, writes=writer, stats=stats)
         self._pools = {**self._pools, name: pool}
         logger.info(
             "%s: pool %s (%s, %s): pages of %d tokens and %d bytes, %s; namespace %s of %r, "

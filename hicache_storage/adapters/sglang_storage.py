@@ -33,6 +33,7 @@ from .sglang_page_calls import (
 )
 from .sglang_pool_calls import Found, find_pools, read_pools, write_pools
 from .sglang_server import ServerPools
+from .sglang_stats import TransferStats
 
 logger = logging.getLogger("hicache_storage")
 
@@ -60,6 +61,8 @@ class SGLangStorage:
         self.registered_pools: dict[Any, Any] = {}
         self._closing = threading.Lock()
         self._closed = False
+        metrics = getattr(storage_config, "enable_storage_metrics", False)
+        self._stats = TransferStats() if metrics else None
         store = open_store(options.url, **options.overrides)
         title = type(self).__name__
         self.server = ServerPools(
@@ -68,6 +71,7 @@ class SGLangStorage:
             identity,
             options.adapter.pairing,
             drafts_untold=self.drafts_untold(),
+            stats=self._stats,
         )
         self._guard = self.server.guard
         if store.scope == "process":
@@ -233,8 +237,10 @@ class SGLangStorage:
             self._guard.call("clear", functools.partial(self.server.clear, pool), None)
 
     def get_stats(self) -> Any:
-        """None: SGLang's own transfer statistics aren't kept."""
-        return None
+        """Pages and bandwidth since the last call, as SGLang's metrics take them; None unless
+        its metrics are on."""
+        stats = self._stats
+        return None if stats is None else self._guard.call("metrics", stats.collect, None)
 
     def close(self) -> None:
         """Closes the store. A second call does nothing; other calls then find nothing."""

@@ -218,6 +218,7 @@ class StorageConfig:
     model_name: str | None = "org/model"
     extra_config: Any = field(default_factory=dict)
     dcp_size: int = 1
+    enable_storage_metrics: bool = False
 
 
 class PoolName(str, Enum):

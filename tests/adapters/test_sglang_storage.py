@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 import logging
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -593,6 +595,33 @@ def test_weights_known_by_name_alone_are_a_warning_at_the_start(
     with caplog.at_level(logging.WARNING):
         make(MhaHostPool(), {"revision": ""})
     assert "Set 'revision'" in caplog.text
+
+
+@dataclass
+class StorageMetrics:
+    prefetch_pgs: list[int] = field(default_factory=list)
+    backup_pgs: list[int] = field(default_factory=list)
+    prefetch_bandwidth: list[float] = field(default_factory=list)
+    backup_bandwidth: list[float] = field(default_factory=list)
+
+
+def test_sglangs_metrics_get_what_was_moved_since_the_last_time(
+    make: Make, hashes: Hashes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "sglang.srt.observability.metrics_collector"
+    module = SimpleNamespace(StorageMetrics=StorageMetrics)
+    pool = MhaHostPool()
+    fill(pool)
+    storage = make(pool, enable_storage_metrics=True)
+    write(storage, "in place", hashes(3), pool, [0, 1, 2])
+    read(storage, "flat", hashes(4), pool, [0, 1, 2, 3])
+    assert storage.get_stats() is None
+    monkeypatch.setitem(sys.modules, name, module)
+    found = storage.get_stats()
+    assert (found.backup_pgs, found.prefetch_pgs) == ([3], [3])
+    assert all(speed > 0 for speed in (*found.backup_bandwidth, *found.prefetch_bandwidth))
+    assert storage.get_stats() == StorageMetrics()
+    assert make(pool).get_stats() is None
 
 
 # Base classes of other releases

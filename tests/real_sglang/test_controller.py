@@ -274,3 +274,17 @@ def test_the_arguments_that_tell_a_server_from_another_are_there(rank: Any) -> N
     who = sglang_identity.identify(SimpleNamespace(), AdapterConfig(), found)
     assert (who.model, who.kv_cache_dtype, who.drafting) == ("dummy", "fp8_e5m2", False)
     assert who.revision == 'v1 quantization=fp8 json_model_override_args={"a": 1}'
+
+
+def test_sglangs_metrics_take_what_the_storage_moved(serve: Any, store_url: Any) -> None:
+    from sglang.srt.observability.metrics_collector import StorageMetrics
+
+    server = serve(store_url("file"), attach=False)
+    server.controller.enable_storage_metrics = True
+    server.attach()
+    server.fill(1)
+    server.write(TOKENS)
+    server.prefetch(TOKENS)
+    found = server.storage.get_stats()
+    assert isinstance(found, StorageMetrics)
+    assert (found.backup_pgs, found.prefetch_pgs) == ([5], [5])
