@@ -24,6 +24,7 @@ from hicache_storage.pools.ranks import Ranks
 MakeRig = Callable[..., Rig]
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_answers_whatever_one_of_them_suffers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
