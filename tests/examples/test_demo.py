@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ __all__ = ["seaweedfs"]
 ENGINE = Path(__file__).parents[2] / "examples" / "engine"
 STAGES = ("cold", "restored", "draft_lost", "required")
 LIMIT_S = 240
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start(*arguments: str | Path, **options) -> subprocess.Popen:
@@ -243,8 +247,18 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.fixture
+def signals_not_ignored() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, and a child would inherit that."""
+    before = {n: signal.signal(n, signal.default_int_handler) for n in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals_not_ignored")
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for children in /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_when_stopped_it_ends_its_processes_and_removes_its_folder(number, temporary):
     with start(env=temporary) as process:
         try:
