@@ -50,12 +50,13 @@ def interference(results: Results) -> None:
         return alone, first.elapsed_time(last), took
 
     pool = device_pool(SHAPES["MHA 32 layers"])
-    pages, slots = torch.randperm(pool.num_pages), torch.randperm(pool.num_pages)
+    count = pool.num_pages
+    pages, slots = torch.randperm(count), torch.randperm(2 * count)[:count]
     size = pool.num_pages * pool.geometry.page_bytes
     for _ in range(2):
         products()
     for layout in LAYOUTS:
-        pools = PairedPools(pool, host_pages=pool.num_pages, layout=layout)
+        pools = PairedPools(pool, host_pages=2 * count, layout=layout)
         for strategy, verb in itertools.product(STRATEGIES, ("backup", "load")):
             pools.strategy = strategy
             copy: Callable[[], Any] = (
@@ -92,8 +93,8 @@ def restore(results: Results) -> None:
     directory = tempfile.mkdtemp(prefix="gpu-transfer-")
     try:
         for layout in ("layer_first", "page_first"):
-            pools = PairedPools(pool, host_pages=count, layout=layout)
-            slots = torch.randperm(count)
+            pools = PairedPools(pool, host_pages=2 * count, layout=layout)
+            slots = torch.randperm(2 * count)[:count]
             pools.backup(torch.arange(count), slots).wait()
             store = Store(FileBackend(FileConfig(f"{directory}/{layout}")), name="file")
             store.open()

@@ -4,7 +4,8 @@
 
 Rates: backup and load-back of 16384 tokens of a 32-layer MHA model, a 61-layer MLA model and a
 one-layer draft, in pages of 64, 16 and 1, for each host layout and each strategy. The pages are in
-random order, the bytes random and compared after each case. Pairing: what a one-layer draft adds
+random order and scattered over a host pool of twice their number, except where "in a row" is said;
+the bytes are random, and compared after each case. Pairing: what a one-layer draft adds
 to a 32-layer target. Interference: what copies cost a loop of matrix products beside them.
 Restore: 2 GiB from a file store in the page cache to the device. The ceiling is the median rate of
 1 GiB copies between one pinned and one device buffer. Results go to `benchmarks/results/`.
@@ -90,20 +91,37 @@ def timed(pools: PairedPools, device: torch.Tensor, host: torch.Tensor, repeats:
 def rates(results: Results) -> None:
     for (name, shape), layout, page_size in itertools.product(SHAPES.items(), LAYOUTS, (64, 16, 1)):
         geometry = replace(shape, page_size=page_size)
-        strategies = STRATEGIES if page_size == 64 else ("auto", "kernel")
+        strategies: tuple[Strategy, ...] = ("auto", "kernel")
+        if page_size == 64:
+            strategies = STRATEGIES
+        elif shape.layers == 1:
+            strategies = ("auto",)
         for strategy in strategies:
             one_rate(results, name, device_pool(geometry), layout, strategy)
-    apart = layers_apart(SHAPES["MHA 32 layers"])
+    mha = SHAPES["MHA 32 layers"]
+    for layout, page_size in itertools.product(LAYOUTS, (64, 16)):
+        pool = device_pool(replace(mha, page_size=page_size))
+        one_rate(results, "MHA 32 layers, in a row", pool, layout, "auto", scattered=False)
     for layout in ("layer_first", "page_first_direct"):
-        one_rate(results, "MHA 32 layers, each allocated by itself", apart, layout, "auto")
+        name = "MHA 32 layers, each allocated by itself"
+        one_rate(results, name, layers_apart(mha), layout, "auto")
 
 
 def one_rate(
-    results: Results, name: str, pool: DevicePool, layout: Layout, strategy: Strategy
+    results: Results,
+    name: str,
+    pool: DevicePool,
+    layout: Layout,
+    strategy: Strategy,
+    *,
+    scattered: bool = True,
 ) -> None:
-    pools = PairedPools(pool, host_pages=pool.num_pages, layout=layout, strategy=strategy)
-    size = pool.num_pages * pool.geometry.page_bytes
-    pages, slots = torch.randperm(pool.num_pages), torch.randperm(pool.num_pages)
+    count = pool.num_pages
+    pools = PairedPools(pool, host_pages=2 * count, layout=layout, strategy=strategy)
+    size = count * pool.geometry.page_bytes
+    pages, slots = torch.randperm(count), torch.randperm(2 * count)[:count]
+    if not scattered:
+        pages, slots = torch.arange(count), torch.arange(count)
     pools.backup(pages, slots).wait()
     kept = [tensor.clone() for tensor in every_tensor(pool)]
     for tensor in every_tensor(pool):
@@ -135,9 +153,10 @@ def pairing(results: Results) -> None:
     target, draft = SHAPES["MHA 32 layers"], SHAPES["draft 1 layer"]
     pool, draft_pool = device_pool(target), device_pool(draft)
     for layout in LAYOUTS:
-        sides = [PairedPools(pool, host_pages=pool.num_pages, layout=layout) for _ in range(2)]
+        count = pool.num_pages
+        sides = [PairedPools(pool, host_pages=2 * count, layout=layout) for _ in range(2)]
         sides[1].register_draft(draft_pool)
-        pages, slots = torch.randperm(pool.num_pages), torch.randperm(pool.num_pages)
+        pages, slots = torch.randperm(count), torch.randperm(2 * count)[:count]
         found: list[Times] = [{}, {}]
         for _ in range(7):
             for side, times in zip(sides, found, strict=True):

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from .indices import Slots
 from .lanes import Lane
@@ -50,7 +49,7 @@ def backup(
     for pair in by_way["direct"]:
         copies = [
             copy
-            for ours, theirs in _direct_ends(pair)
+            for ours, theirs in zip(pair.spaced or (), pair.host.parts, strict=True)
             for copy in view_copies(ours, theirs, device_slots, host_slots, found)
         ]
         lane.copy(copies, to_device=False, pinned=pair.pinned)
@@ -79,13 +78,6 @@ def _backup_way(lane: Lane, pair: Routes, run_pages: float, strategy: Strategy) 
         dense=pair.dense,
         spaced=pair.spaced is not None,
     )
-
-
-def _direct_ends(pair: Routes) -> list[tuple[Tensor, Tensor]]:
-    """Both ends of each part, or of each part of each layer where layers aren't equally spaced."""
-    if pair.spaced is not None:
-        return list(zip(pair.spaced, pair.host.parts, strict=True))
-    return [ends for layer in pair.host.layers for ends in pair.host.ends(layer)]
 
 
 def _backup_staged(

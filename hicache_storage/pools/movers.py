@@ -163,7 +163,7 @@ def _launch(
         element,
         planes.aligned,
         max(1, _TILE // (unit // element)),
-        planes.tokens > 1,
+        planes.tokens > 1 or planes.other_steps[0] != planes.row_bytes,
         num_warps=_WARPS,
     )
 

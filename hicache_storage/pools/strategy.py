@@ -1,13 +1,13 @@
 """Which way pages take between device and host: the copy engines', or a kernel's.
 
-Copy engines leave the multiprocessors to the model, but lose time with each stretch of host memory:
-some 0.05 us where stretches are equally spaced, and more where they aren't. They copy "direct"
-between the layers and the host, or "staged" where the host has a page's bytes in another order:
-then a kernel gathers or scatters on the device. A "kernel" that reads or writes pinned memory
-itself doesn't mind small rows and reaches 93 to 95 % of the link, but it takes a few
-multiprocessors, and its writes hold up what else the device does. The limits below are where one
-overtakes the other, measured on an H200 whose link copies at 55 GB/s (benchmarks/results); a kernel
-writes at 52 GB/s and reads at 50 there, whatever the row.
+Copy engines leave the multiprocessors to the model, but lose some 0.05 us with each stretch of host
+memory, and more where stretches aren't equally spaced. They copy "direct" between the layers and
+the host, or "staged" through memory on the device, where a kernel gathers or scatters rows: that
+is how few and long stretches cross the link. A "kernel" that reads or writes pinned memory itself
+doesn't mind small rows and costs the caller least, but it takes a few multiprocessors, and its
+writes hold up what else the device does. The limits below are where one overtakes the other on an
+H200 whose link copies at 55 GB/s (benchmarks/results/gpu_link.md); a kernel writes at 52 GB/s there
+and reads at 50, whatever the row.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ Strategy = Literal["auto", "kernel", "copy_engine"]
 Way = Literal["kernel", "direct", "staged"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
-SPACED_STRETCH = 32 << 10
-"""Bytes of a layer's page from which on backups go direct if layers are equally spaced at both
-ends, all of them in one copy: 51 GB/s there."""
 DIRECT_STRETCH = 64 << 10
-"""The same where each layer is a copy of its own: 49 to 51 GB/s for backups, 52 to 54 for
-load-backs; at half of it 33 and 31."""
+"""Bytes of a layer's page from which on pages go direct: load-backs at 52 GB/s and more, backups at
+52 where a page's layers follow each other in the host pool, at 49 where they don't. At half of it
+both fall to 30 to 40."""
 STAGED_STRETCH = 256 << 10
-"""Bytes of a token-layer page, K or V, from which on backups are staged: 53 GB/s there. With
-smaller ones there are too many copies to ask for."""
+"""Bytes of host memory in a stretch from which on backups are staged: 52 to 53 GB/s there."""
 LOAD_ROW = 48 << 10
 """Bytes of adjacent layers in a token-layer page that one load-back by copy engine takes: 52 GB/s;
 half of it gives 49, less than a kernel."""
@@ -73,18 +70,19 @@ def backup_way(
 
     `run_pages` is how many pages follow each other in the host pool on average; `kernels` whether
     a kernel can write to it; `dense` whether a page of one layer is one stretch at both ends;
-    `spaced` whether the device pool's layers are equally spaced in one allocation.
+    `spaced` whether the device pool's layers are equally spaced in one allocation, so that a page
+    is one copy.
     """
     if strategy == "kernel" and kernels:
         return "kernel"
     only_copies = strategy == "copy_engine" or not kernels
     part_bytes = min(geometry.part_bytes)
-    if dense and (layout != "page_first" or geometry.layers == 1):
-        stretch = part_bytes / geometry.layers * (run_pages if layout == "layer_first" else 1)
-        if stretch >= (SPACED_STRETCH if spaced else DIRECT_STRETCH):
-            return "direct"
-        return "staged" if only_copies else "kernel"
-    return "staged" if only_copies or part_bytes * run_pages >= STAGED_STRETCH else "kernel"
+    layer_bytes = part_bytes // geometry.layers
+    whole = geometry.layers == 1 or layout == "page_first_direct"
+    if dense and spaced and layer_bytes >= DIRECT_STRETCH and (whole or only_copies):
+        return "direct"
+    stretch = (layer_bytes if layout == "layer_first" else part_bytes) * run_pages
+    return "staged" if only_copies or stretch >= STAGED_STRETCH else "kernel"
 
 
 def load_steps(

@@ -36,7 +36,6 @@ from hicache_storage.pools.strategy import STRATEGIES, Strategy
 
 Halves = list[tuple[DevicePool, HostPool]]
 LIMITS = (
-    "SPACED_STRETCH",
     "DIRECT_STRETCH",
     "STAGED_STRETCH",
     "LOAD_ROW",
@@ -151,19 +150,25 @@ def test_copies_asked_for_at_once_share_the_staging_memory(layout: Layout, kerne
         assert rows(restored) == rows(device)
 
 
-def test_a_copy_waits_for_the_events_that_it_was_told_of() -> None:
-    device, host = device_pool(MLA, 4), HostPool(MLA, 4)
+@pytest.mark.parametrize("chosen", STRATEGIES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_copy_waits_for_the_events_that_it_was_told_of(layout: Layout, chosen: Strategy) -> None:
+    device, host = device_pool(MLA, 4), HostPool(MLA, 4, layout)
     pairs = ways([(device, host)])
     fill(device, 1)
-    first = SimulatedLane(1 << 20, kernels=True, seed=1)
-    second = SimulatedLane(1 << 20, kernels=True, seed=1)
-    event = first.record(first.link)
-    cuda_copies.backup(pairs, as_slots([0]), as_slots([0]), second, "auto", [event])
-    assert not second.link.ready()
-    assert not second.side.ready()
-    first.run()
-    second.run()
+    earlier = SimulatedLane(1 << 20, kernels=True, seed=1)
+    out, back = (SimulatedLane(1 << 20, kernels=True, seed=1) for _ in range(2))
+    event = earlier.record(earlier.link)
+    events = cuda_copies.backup(pairs, as_slots([0]), as_slots([0]), out, chosen, [event])
+    cuda_copies.load_back(pairs, as_slots([0]), as_slots([3]), back, chosen, events)
+    for lane in (out, back):
+        assert not lane.link.ready()
+        assert not lane.side.ready()
+    earlier.run()
+    out.run()
+    back.run()
     assert set(host_page(host, 0)) == {1}
+    assert page_bytes(device, 3, host.order) == host_page(host, 0)
 
 
 def test_layers_arrive_before_the_last_one_where_pages_hold_tokens_first() -> None:

@@ -43,6 +43,15 @@ pytestmark = [
 PAGES = 40
 
 
+@pytest.fixture(autouse=True)
+def _few_threads() -> Iterator[None]:
+    """The CPU's part is small; several test processes share it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=["triton", "torch"])
 def _mover(request: pytest.FixtureRequest) -> Iterator[None]:
     """With Triton, and as if it weren't installed."""
@@ -65,14 +74,17 @@ def clone(pool: DevicePool, device: str) -> DevicePool:
 
 def cuda_pool(geometry: PageGeometry, *, strided: bool = False) -> DevicePool:
     """Random bytes on the device."""
-    pool = (
-        strided_pool(geometry, PAGES, "cuda") if strided else device_pool(geometry, PAGES, "cuda")
-    )
+    make = strided_pool if strided else device_pool
+    pool = make(geometry, PAGES, "cuda")
+    redraw(pool)
+    return pool
+
+
+def redraw(pool: DevicePool) -> None:
+    """Other random bytes."""
     for part in parts(pool):
         for tensor in part:
-            noise = torch.randint(0, 256, tensor.view(torch.uint8).shape, device="cuda")
-            tensor.view(torch.uint8).copy_(noise.to(torch.uint8))
-    return pool
+            tensor.view(torch.uint8).random_(0, 256)
 
 
 def same(one: DevicePool, other: DevicePool) -> bool:
@@ -103,6 +115,7 @@ def check_against_cpu(
     order: str = "random",
 ) -> None:
     """Backup and load-back write the same bytes as on the CPU, everywhere."""
+    redraw(pool)
     source, middle, destination = (pattern(order, count) for _ in range(3))
     reference, expected = clone(pool, "cpu"), HostPool(pool.geometry, PAGES, layout, pin=False)
     host = HostPool(pool.geometry, PAGES, layout, pin=pin)
@@ -125,32 +138,29 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("page_size", [1, 16, 64, 128])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_bytes_are_those_of_the_cpu_copies(
-    kind: str, layout: Layout, page_size: int, strategy: Strategy
-) -> None:
-    for dtype in (torch.float16, torch.bfloat16, torch.float8_e4m3fn):
-        geometry = replace(KINDS[kind], page_size=page_size, dtype=dtype)
-        for order in ("random", "contiguous", "runs"):
-            check_against_cpu(cuda_pool(geometry), layout, strategy, order=order)
+def test_bytes_are_those_of_the_cpu_copies(kind: str, layout: Layout, page_size: int) -> None:
+    for dtype, order in (
+        (torch.bfloat16, "random"),
+        (torch.float16, "runs"),
+        (torch.float8_e4m3fn, "contiguous"),
+    ):
+        pool = cuda_pool(replace(KINDS[kind], page_size=page_size, dtype=dtype))
+        for strategy in STRATEGIES:
+            check_against_cpu(pool, layout, strategy, order=order)
 
 
 @pytest.mark.usefixtures("_mover")
-@pytest.mark.parametrize("strided", [False, True], ids=["dense", "strided"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
 @pytest.mark.parametrize("row_bytes", [1, 3, 8, 576, 656])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_row_size_is_exact(
-    layout: Layout, row_bytes: int, pin: bool, strategy: Strategy, strided: bool
-) -> None:
-    for heads in (1, 2):
+def test_any_row_size_and_any_count_is_exact(layout: Layout, row_bytes: int, pin: bool) -> None:
+    for heads, strided, count in ((1, False, 0), (1, True, 1), (2, False, 23), (2, True, 23)):
         geometry = PageGeometry("mha", 2, heads, row_bytes, row_bytes, 4, torch.uint8)
         pool = cuda_pool(geometry, strided=strided)
-        for count in (0, 1, 23):
+        for strategy in ("kernel", "copy_engine"):
             check_against_cpu(pool, layout, strategy, pin=pin, count=count)
 
 
@@ -350,7 +360,7 @@ def test_more_pages_than_are_staged_at_a_time_come_back_exactly() -> None:
 
 
 def test_a_page_larger_than_a_staging_half_comes_back_exactly() -> None:
-    geometry = PageGeometry("mla", 2, 1, 1 << 20, 0, 32, torch.uint8)  # 64 MiB a page
+    geometry = PageGeometry("mla", 2, 1, 1 << 20, 0, 40, torch.uint8)  # 80 MiB a page
     pool = device_pool(geometry, 3, "cuda")
     fill_random(pool, 5)
     restored, host = device_pool(geometry, 3, "cuda"), HostPool(geometry, 3)

@@ -1,0 +1,62 @@
+"""Copies wait for those that share a slot with them, and for no others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pools.pool_cases import slots
+
+from hicache_storage.pools.in_flight import InFlight
+
+
+class Moving:
+    def __init__(self, name: str) -> None:
+        self.events = (name,)
+        self.over = False
+
+    def done(self) -> bool:
+        return self.over
+
+
+@pytest.mark.parametrize(
+    ("on_device", "in_host", "waits"),
+    [
+        ([0, 5], [8, 9], True),
+        ([0, 1], [9, 3], True),
+        ([2, 6], [4, 7], True),
+        ([0, 1], [8, 9], False),
+        ([3, 4], [5, 6], False),
+        ([], [], False),
+    ],
+)
+def test_a_shared_slot_at_either_end_is_waited_for(
+    on_device: list[int], in_host: list[int], waits: bool
+) -> None:
+    copies = InFlight()
+    copies.add(Moving("first"), slots([5, 2]), slots([3, 4]))
+    assert copies.sharing(slots(on_device), slots(in_host)) == (["first"] if waits else [])
+
+
+def test_what_is_done_is_forgotten() -> None:
+    copies, first, second = InFlight(), Moving("first"), Moving("second")
+    copies.add(first, slots([1]), slots([1]))
+    copies.add(second, slots([1]), slots([2]))
+    assert copies.sharing(slots([1]), slots([7])) == ["first", "second"]
+    first.over = True
+    assert copies.sharing(slots([1]), slots([7])) == ["second"]
+    copies.add(Moving("third"), slots([9]), slots([9]))
+    assert len(copies._moving) == 2
+
+
+def test_the_callers_lists_may_change_meanwhile() -> None:
+    copies, pages = InFlight(), slots([1])
+    copies.add(Moving("first"), pages, pages)
+    pages.fill_(6)
+    assert copies.sharing(slots([1]), slots([0])) == ["first"]
+
+
+@pytest.mark.parametrize("wrong", [None, [1], torch.tensor([1.0]), slots([-1])])
+def test_what_is_no_list_of_slots_is_left_to_the_copy_to_refuse(wrong: object) -> None:
+    copies = InFlight()
+    copies.add(Moving("first"), slots([1]), slots([1]))
+    assert copies.sharing(wrong, slots([1])) == []

@@ -1,0 +1,111 @@
+"""The rule that says which way pages take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pools.pool_cases import geometries
+
+from hicache_storage import ConfigError
+from hicache_storage.pools.geometry import PageGeometry
+from hicache_storage.pools.layouts import LAYOUTS
+from hicache_storage.pools.strategy import STRATEGIES, backup_way, check_strategy, load_steps
+
+MHA = PageGeometry("mha", 32, 8, 128, 128, 64, torch.bfloat16)
+MLA = PageGeometry("mla", 61, 1, 576, 0, 64, torch.bfloat16)
+DRAFT = replace(MHA, layers=1)
+
+
+def way(geometry: PageGeometry, layout: Any, *, run: float = 1, **given: Any) -> str:
+    given = {"strategy": "auto", "kernels": True, "spaced": True, **given}
+    given.setdefault("dense", layout != "page_first" or geometry.layers == 1)
+    return backup_way(geometry, layout, run, **given)
+
+
+def steps(geometry: PageGeometry, layout: Any, pages: int = 256, run: float = 1, **given: Any):
+    given = {"strategy": "auto", "kernels": True, **given}
+    given.setdefault("dense", layout != "page_first" or geometry.layers == 1)
+    return load_steps(geometry, layout, pages, run, **given)
+
+
+@given(
+    geometries(),
+    st.sampled_from(LAYOUTS),
+    st.integers(1, 10000),
+    st.floats(1, 1000),
+    st.sampled_from(STRATEGIES),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_load_back_takes_every_layer_once_and_in_order(
+    geometry: PageGeometry,
+    layout: Any,
+    pages: int,
+    run: float,
+    strategy: Any,
+    kernels: bool,
+    dense: bool,
+) -> None:
+    found = load_steps(geometry, layout, pages, run, strategy, kernels=kernels, dense=dense)
+    assert [layer for step in found for layer in step.layers] == list(range(geometry.layers))
+    ways = {step.how for step in found}
+    if not kernels:
+        assert "kernel" not in ways
+    if not dense:
+        assert "direct" not in ways
+
+
+@pytest.mark.parametrize("geometry", [MHA, MLA], ids=["mha", "mla"])
+def test_large_pages_take_the_copy_engines_where_those_keep_up(geometry: PageGeometry) -> None:
+    assert way(geometry, "page_first") == "staged"
+    assert way(geometry, "page_first_direct") == "direct"
+    assert way(geometry, "page_first_direct", spaced=False) == "staged"
+    assert way(geometry, "layer_first") == "kernel", "pages that lie scattered in the host pool"
+    assert way(geometry, "layer_first", run=16) == "staged", "pages that follow each other"
+    for layout in ("layer_first", "page_first_direct"):
+        assert {step.how for step in steps(geometry, layout)} == {"direct"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_small_pages_take_a_kernel(layout: Any) -> None:
+    small = replace(MHA, page_size=1)
+    assert way(small, layout) == "kernel"
+    assert {step.how for step in steps(small, layout, 16384)} == {"kernel"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_engine_alone_needs_no_kernel_that_crosses_the_link(layout: Any) -> None:
+    for geometry in (MHA, MLA, DRAFT, replace(MHA, page_size=1)):
+        for kernels in (False, True):
+            given = {"strategy": "copy_engine", "kernels": kernels}
+            assert way(geometry, layout, **given) in ("direct", "staged")
+            ways = {step.how for step in steps(geometry, layout, **given)}
+            assert ways <= {"direct", "staged"}
+    assert way(MHA, layout, strategy="kernel", kernels=False) != "kernel"
+
+
+@pytest.mark.parametrize("geometry", [MHA, MLA], ids=["mha", "mla"])
+def test_a_forward_pass_over_token_layer_pages_starts_before_all_of_them_are_there(
+    geometry: PageGeometry,
+) -> None:
+    found = steps(geometry, "page_first")
+    first = [step for step in found if step.how == "kernel"]
+    assert [len(step.layers) for step in first] == [1] * -(-geometry.layers // 8)
+    assert {step.how for step in found[len(first) :]} == {"staged"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_few_pages_take_few_steps(layout: Any) -> None:
+    """A step moves some 2 MiB at least: launches and events cost more than small layers."""
+    assert len(steps(MHA, layout, pages=1)) <= 4
+    assert len(steps(replace(MHA, page_size=1), layout, pages=1)) == 1
+
+
+def test_a_strategy_of_another_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one of auto, kernel, copy_engine; got 'direct'"):
+        check_strategy("direct")
