@@ -1,30 +1,33 @@
-"""How fast file:// writes and reads pages, beside SGLang's file backend and what the machine can do.
+"""How fast file:// writes and reads pages, beside SGLang's file backend and bare system calls.
 
     python benchmarks/file_backend.py [--peer-python PYTHON] [--directory DIR]
 
 `--peer-python` names an interpreter whose environment has SGLang, torch, pluggy and xxhash; the
 program then runs there and measures both, else only file://. Each round writes the same number
 of new pages with either, in an order that alternates, then reads them back while they are in the
-page cache; all bytes are compared. Results go to `benchmarks/results/`.
+page cache; all bytes are compared. `calls` is what the bare system calls for one file a page
+take. Results go to `benchmarks/results/`.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 
+Took = dict[str, dict[str, list[tuple[float, float]]]]
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 KIB, MIB = 1 << 10, 1 << 20
@@ -82,6 +85,34 @@ class Ours:
         return [self.pool.spans(page) for page in pages]
 
 
+class Calls:
+    """The system calls that one file a page takes, and nothing else."""
+
+    def __init__(self, ours: Ours, directory: Path) -> None:
+        self._pool = ours.pool
+        self._directory = directory
+        for shard in range(256):
+            (directory / f"{shard:02x}").mkdir(parents=True)
+
+    def write(self, keys: list[str], pages: list[int]) -> bool:
+        header = memoryview(bytes(64))
+        for key, page in zip(keys, pages, strict=True):
+            path = f"{self._directory}/{key[:2]}/{key}"
+            fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            os.pwritev(fd, (header, *self._pool.spans(page)), 0)
+            os.close(fd)
+            os.rename(f"{path}.tmp", path)
+        return True
+
+    def read(self, keys: list[str], pages: list[int]) -> bool:
+        header = memoryview(bytearray(64))
+        for key, page in zip(keys, pages, strict=True):
+            fd = os.open(f"{self._directory}/{key[:2]}/{key}", os.O_RDONLY | os.O_CLOEXEC)
+            os.preadv(fd, (header, *self._pool.spans(page)), 0)
+            os.close(fd)
+        return True
+
+
 class Bare:
     """The backend alone: pages with ready-made headers, nothing checked on the way back."""
 
@@ -89,31 +120,36 @@ class Bare:
         from hicache_storage.keys import stored_key
         from hicache_storage.page import make_header
 
+        self.keys = keys
         self._backend = ours.backend
         digest = bytes.fromhex(ours.namespace.digest)
         spans = [ours.pool.spans(page) for page in range(len(keys))]
-        self._names = [stored_key(ours.namespace.digest, key) for key in keys]
-        self._frames = [
+        names = [stored_key(ours.namespace.digest, key) for key in keys]
+        frames = [
             (memoryview(make_header(page, digest, key)), *page)
             for key, page in zip(keys, spans, strict=True)
         ]
-        self._buffers = [(memoryview(bytearray(64)), *page) for page in spans]
+        buffers = [(memoryview(bytearray(64)), *page) for page in spans]
+        step = max(ours.backend.call_bytes // ours.namespace.page_bytes, 1)
+        parts = [slice(start, start + step) for start in range(0, len(keys), step)]
+        self._calls = [(names[part], frames[part], buffers[part]) for part in parts]
 
     def write(self) -> bool:
-        return all(self._backend.batch_set(self._names, self._frames))
+        return all(all(self._backend.batch_set(names, some)) for names, some, _ in self._calls)
 
     def read(self) -> bool:
-        return all(self._backend.batch_get(self._names, self._buffers))
+        return all(all(self._backend.batch_get(names, some)) for names, _, some in self._calls)
 
 
 def new_keys(count: int) -> list[str]:
     return [hashlib.sha256(os.urandom(16)).hexdigest() for _ in range(count)]
 
 
-def timed(call: Callable[[], bool]) -> float:
-    start = time.perf_counter()
-    done = call()
-    took = time.perf_counter() - start
+def timed(call: Callable[..., bool], *arguments: Any) -> tuple[float, float]:
+    """Seconds that the call took, and those of them that its thread had a processor."""
+    start, cpu_start = time.perf_counter(), time.thread_time()
+    done = call(*arguments)
+    took = time.perf_counter() - start, time.thread_time() - cpu_start
     if not done:
         raise SystemExit("a page was refused or missed: the directory may be full")
     return took
@@ -121,82 +157,81 @@ def timed(call: Callable[[], bool]) -> float:
 
 def measure_pair(
     directory: Path, page_bytes: int, shape: str, rounds: int, peer_class: Any
-) -> dict[str, dict[str, list[float]]]:
-    """Seconds per batch: {"write" or "read": {"file": [...], "sglang": [...]}}."""
+) -> Took:
+    """What each batch took: {"write" or "read": {"file": [(seconds, of them CPU), ...], ...}}."""
     count, geometry, layout = case(page_bytes, shape)
-    systems: dict[str, Any] = {"file": Ours(directory / "file", geometry, count, layout)}
+    ours = Ours(directory / "file", geometry, count, layout)
+    systems: dict[str, Any] = {"file": ours}
     if peer_class is not None:
         systems["sglang"] = peer_class(directory / "sglang", geometry, count, layout)
-    took: dict[str, dict[str, list[float]]] = {
-        verb: {name: [] for name in systems} for verb in ("write", "read")
-    }
+    systems["calls"] = Calls(ours, directory / "calls")
+    took: Took = {verb: {name: [] for name in systems} for verb in ("write", "read")}
     pages = list(range(count))
     for number in range(rounds + 1):
         keys = new_keys(count)
-        order = list(systems) if number % 2 else list(systems)[::-1]
-        for verb in ("write", "read"):
-            for name in order:
-                system = systems[name]
-                call = system.write if verb == "write" else system.read
-                if verb == "read":
-                    before = checksum(system)
-                    wipe(system)
-                took_s = timed(lambda call=call: call(keys, pages))
-                if verb == "read" and checksum(system) != before:
-                    raise SystemExit(f"{name} read other bytes than it wrote")
-                if number:  # the first round warms up
-                    took[verb][name].append(took_s)
-        tidy(directory)
-    systems["file"].store.close()
+        # Every system comes first, second and last equally often.
+        turns = list(itertools.permutations(systems))
+        order = turns[number % len(turns)]
+        for name in order:
+            took_s = timed(systems[name].write, keys, pages)
+            if number:  # the first round warms up
+                took["write"][name].append(took_s)
+        for name in order:
+            before = checksum(systems[name])
+            memory(systems[name])[:] = 0
+            took_s = timed(systems[name].read, keys, pages)
+            if checksum(systems[name]) != before:
+                raise SystemExit(f"{name} read other bytes than it wrote")
+            if number:
+                took["read"][name].append(took_s)
+        settle(directory, keys)
+    ours.store.close()
     return took
+
+
+def settle(directory: Path, keys: list[str]) -> None:
+    """Writes a round's files to the disk and gives their memory back, so that every round finds
+    the machine as the first one did. They stay on the disk: inodes that were freed just now
+    would be costly to get."""
+    os.sync()
+    wanted = set(keys)
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            if name[:64] in wanted:
+                fd = os.open(os.path.join(folder, name), os.O_RDONLY)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(fd)
 
 
 def checksum(system: Any) -> str:
     return xxhash.xxh3_128_hexdigest(memory(system))
 
 
-def wipe(system: Any) -> None:
-    memory(system)[:] = 0
-
-
 def memory(system: Any) -> Any:
     if isinstance(system, Ours):
         return system.pool._memory.tensor.numpy()
+    if isinstance(system, Calls):
+        return system._pool._memory.tensor.numpy()
     return system.buffer.view(torch.uint8).numpy().reshape(-1)
 
 
-def measure_header(directory: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Store against the backend alone, 1 MiB pages; seconds per batch."""
-    took: dict[str, dict[str, list[float]]] = {
-        verb: {"store": [], "backend": []} for verb in ("write", "read")
-    }
+def measure_header(directory: Path, rounds: int) -> Took:
+    """Store against the backend alone, 1 MiB pages."""
+    took: Took = {verb: {"store": [], "backend": []} for verb in ("write", "read")}
     count, geometry, layout = case(MIB, "contiguous")
     ours = Ours(directory / "file", geometry, count, layout)
     pages = list(range(count))
     for number in range(rounds + 1):
-        bare = Bare(ours, new_keys(count))
-        keys = new_keys(count)
-        calls: dict[str, dict[str, Callable[[], bool]]] = {
-            "write": {"store": lambda k=keys: ours.write(k, pages), "backend": bare.write},
-            "read": {"store": lambda k=keys: ours.read(k, pages), "backend": bare.read},
-        }
-        for verb, both in calls.items():
-            for name in sorted(both, reverse=bool(number % 2)):
-                took_s = timed(both[name])
+        bare, keys = Bare(ours, new_keys(count)), new_keys(count)
+        for verb in took:
+            calls = [("store", getattr(ours, verb), keys, pages), ("backend", getattr(bare, verb))]
+            for name, call, *arguments in calls if number % 2 else calls[::-1]:
+                took_s = timed(call, *arguments)
                 if number:
                     took[verb][name].append(took_s)
-        tidy(directory)
+        settle(directory, keys + bare.keys)
     ours.store.close()
     return took
-
-
-def tidy(directory: Path) -> None:
-    """Removes the pages and waits for the disk, so that rounds don't slow each other."""
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            if ".hicache-storage" not in folder:
-                os.unlink(os.path.join(folder, name))
-    os.sync()
 
 
 def case(page_bytes: int, shape: str) -> tuple[int, Any, str]:
@@ -224,7 +259,7 @@ def main() -> None:
     if os.environ.get("HICACHE_STORAGE_BENCHMARK_PEER"):
         import sglang_file
 
-        peer_class, peer = sglang_file.SGLangFile, f"SGLang {sglang_file.VERSION}"
+        peer_class, peer = sglang_file.SGLangFile, f"SGLang {version('sglang')}"
     torch.set_num_threads(1)  # one thread copies faster than several where cores are busy
     rows = []
     scratch = Path(tempfile.mkdtemp(prefix="file-backend-", dir=options.directory))
@@ -237,6 +272,7 @@ def main() -> None:
                 rows += file_report.rows(took, page_bytes, shape, SIZES[page_bytes][0])
                 file_report.show(rows[-2:])
                 shutil.rmtree(place)
+                os.sync()
         place = scratch / "header"
         place.mkdir()
         header = measure_header(place, options.rounds)
