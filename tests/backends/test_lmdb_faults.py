@@ -343,7 +343,7 @@ def test_damage_that_lmdb_meets_at_work_is_checked_at_the_next_opening(
         raise lmdb.CorruptedError("mdb_get: MDB_CORRUPTED: Located page was wrong type")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hicache_storage.backends.lmdb.backend.read_page", broken)
+        patch.setattr("hicache_storage.backends.lmdb.backend.read_pages", broken)
         with pytest.raises(BackendError, match="damaged") as caught:
             found(backend, [1])
         assert not caught.value.retryable

@@ -23,7 +23,7 @@ from backends.lmdb_rig import (
 
 from hicache_storage import BackendError
 from hicache_storage.backends.lmdb import backend as backend_module
-from hicache_storage.backends.lmdb import compact, inspect, judging
+from hicache_storage.backends.lmdb import compact, inspect, judging, reading
 from hicache_storage.backends.lmdb.recency import AT_ONCE
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -80,20 +80,33 @@ def found_by_length(backend: object, numbers: range, size: int) -> None:
 def test_a_long_batch_is_read_and_looked_up_in_several_transactions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Pages that are freed meanwhile can't be used again before a read transaction ends."""
     backend = opened(tmp_path)
     store(backend, range(30))
-    assert backend_module.READ_S <= 0.05, "seconds for which pages freed meanwhile are pinned"
-    monkeypatch.setattr(backend_module, "READ_S", 0.0)
     begun: list[bool] = []
     begin = backend.environment._begin
     monkeypatch.setattr(
         backend.environment, "_begin", lambda write: begun.append(write) or begin(write=write)
     )
-    assert found(backend, range(31)) == [True] * 30 + [False]
-    assert begun == [False] * 31
+    for name, most, transactions in (("SLICE_PAGES", 4, 8), ("SLICE_BYTES", 10_000, 16)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reading, name, most)
+            assert found(backend, range(31)) == [True] * 30 + [False]
+        assert begun == [False] * transactions
+        begun.clear()
+    monkeypatch.setattr(backend_module, "LOOKUP_PAGES", 7)
     assert backend.exists([key(number) for number in range(31)]) == 30
-    assert begun == [False] * 62
+    assert begun == [False] * 5
     backend.close()
+
+
+def test_one_read_transaction_reads_a_bounded_number_of_bytes() -> None:
+    mib = reading.SLICE_BYTES >> 20
+    parts = list(reading.slices([1 << 20] * 100))
+    assert [part.stop - part.start for part in parts[:-1]] == [mib] * (100 // mib)
+    assert parts[-1].stop == 100
+    assert list(reading.slices([1 << 30, 1, 1 << 30])) == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    assert [part.stop - part.start for part in reading.slices([1] * 1100)] == [512, 512, 76]
 
 
 def test_a_scan_that_is_left_half_way_pins_nothing(tmp_path: Path) -> None:

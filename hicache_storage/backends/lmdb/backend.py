@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,19 +12,20 @@ import lmdb
 from ...errors import BackendError, HiCacheStorageError
 from ...failures import FailureLog
 from ...hookspecs import StoredPage, Usage, hookimpl
-from ...page import PageSpans
+from ...page import PageSpans, spans_bytes
 from .config import LmdbConfig
 from .environment import Environment
 from .judging import note_suspect
+from .reading import read_pages, slices
 from .recency import Recency
-from .records import Changes, Inconsistent, Record, read_page, read_totals
+from .records import Changes, Inconsistent, Record, read_totals
 from .sharing import acquire, release
 from .writing import Writer
 
-READ_S = 0.02
-"""How long one read transaction goes on before the rest of a batch gets another one."""
+LOOKUP_PAGES = 4096
 SCAN_PAGES = 512
 DROP_PAGES = 256
+"""Most that one transaction looks up, lists or deletes."""
 _DAMAGE = (Inconsistent, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.CursorFullError)
 
 
@@ -70,18 +70,13 @@ class LmdbBackend:
 
     @hookimpl
     def exists(self, keys: list[str]) -> int:
-        count = 0
         with self._translated("exists"):
-            while count < len(keys):
-                until_s = time.monotonic() + READ_S
+            for start in range(0, len(keys), LOOKUP_PAGES):
                 with self._cursor() as cursor:
-                    for i in range(count, len(keys)):
+                    for i in range(start, min(start + LOOKUP_PAGES, len(keys))):
                         if not cursor.set_key(keys[i].encode()):
                             return i
-                        count = i + 1
-                        if time.monotonic() > until_s:
-                            break
-        return count
+        return len(keys)
 
     @hookimpl
     def delete(self, keys: list[str]) -> list[bool]:
@@ -158,16 +153,24 @@ class LmdbBackend:
     def _get(self, keys: Sequence[bytes], buffers: Sequence[PageSpans]) -> list[bool]:
         answers: list[bool] = []
         notes_use = self.config.capacity is not None and not self.config.read_only
-        while len(answers) < len(keys):
-            until_s = time.monotonic() + READ_S
-            with self.environment.reading() as (txn, trees):
-                for i in range(len(answers), len(keys)):
-                    used_ms = read_page(txn, trees, keys[i], buffers[i])
-                    answers.append(used_ms is not None)
-                    if notes_use and used_ms is not None:
-                        self._recency.used(keys[i], used_ms)
-                    if time.monotonic() > until_s:
-                        break
+        environment = self.environment
+        sizes = [spans_bytes(spans) for spans in buffers]
+        for part in slices(sizes):
+            with environment.reading() as (txn, trees):
+                used = read_pages(
+                    txn,
+                    trees,
+                    environment.data_fd,
+                    environment.page_bytes,
+                    keys[part],
+                    buffers[part],
+                    sizes[part],
+                )
+            answers += [used_ms is not None for used_ms in used]
+            if notes_use:
+                for key, used_ms in zip(keys[part], used, strict=True):
+                    if used_ms is not None:
+                        self._recency.used(key, used_ms)
         return answers
 
     def _scan_part(

@@ -40,11 +40,6 @@ class LmdbConfig:
         unit="bytes",
         doc="Most bytes that the file may grow to, free room in it included; full beyond.",
     )
-    readahead: bool = option(
-        True,
-        doc="Let the kernel read ahead on cold pages. False only if single small pages are read "
-        "in random order from a store that is larger than memory.",
-    )
     max_readers: int = option(
         2048, doc="Reads under way at once, all processes together; the first process decides."
     )
@@ -95,6 +90,6 @@ class LmdbConfig:
         as "name: ours, theirs"."""
         return [
             f"{name}: {getattr(self, name)!r}, {getattr(other, name)!r}"
-            for name in ("durability", "max_size", "readahead", "read_only")
+            for name in ("durability", "max_size", "read_only")
             if getattr(self, name) != getattr(other, name)
         ]

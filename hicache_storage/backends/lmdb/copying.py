@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from typing import Any
 
 UNLOCKED_BYTES = 128 << 10
 """From this length on, a copy lets other threads run. Assigning to a slice keeps the interpreter
@@ -34,6 +35,15 @@ _release = ctypes.pythonapi.PyBuffer_Release
 _release.argtypes = [ctypes.POINTER(_Buffer)]
 _release.restype = None
 _WRITABLE = 1
+
+
+def address(view: Any) -> int:
+    """Where the memory of a buffer begins. It tells nothing of how long that memory lasts."""
+    found = _Buffer()
+    _acquire(view, ctypes.byref(found), 0)
+    place: int = found.buf
+    _release(ctypes.byref(found))
+    return place
 
 
 def copy(target: memoryview, source: memoryview) -> None:

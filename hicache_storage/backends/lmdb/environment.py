@@ -15,7 +15,7 @@ import lmdb
 from ...errors import BackendError, BackendUnavailable
 from .config import MOST_MAP_BYTES, LmdbConfig
 from .gate import Gate
-from .judging import note_closed
+from .judging import DATA, note_closed
 from .opening import open_environment
 from .records import Scratch, Trees
 
@@ -59,6 +59,8 @@ class Environment:
         self.page_bytes = 0
         """Length of an LMDB page."""
         self.longest_key = 0
+        self.data_fd = -1
+        """The data file, for reading. Within a transaction only."""
         self.scratch = Scratch()
         """For whoever has the write transaction; there is one at a time."""
         self._gate = Gate()
@@ -227,7 +229,15 @@ class Environment:
             self._close()
 
     def _open(self) -> None:
-        self._handle, self._trees = open_environment(self.path, self.config, self._map_bytes)
+        handle, trees = open_environment(self.path, self.config, self._map_bytes)
+        try:
+            self.data_fd = os.open(f"{self.path}/{DATA}", os.O_RDONLY | os.O_CLOEXEC)
+        except BaseException:
+            handle.close()
+            raise
+        # What is read ahead is said each time.
+        os.posix_fadvise(self.data_fd, 0, 0, os.POSIX_FADV_RANDOM)
+        self._handle, self._trees = handle, trees
         self._map_bytes = self._handle.info()["map_size"]
         self.page_bytes = int(self._handle.stat()["psize"])
         self.longest_key = int(self._handle.max_key_size())
@@ -236,7 +246,13 @@ class Environment:
     def _close(self) -> None:
         handle, self._handle, self._trees = self._handle, None, None
         if handle is not None:
+            self._close_data()
             handle.close()
+
+    def _close_data(self) -> None:
+        fd, self.data_fd = self.data_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _reopen(self) -> None:
         """Alone in the gate."""
@@ -269,6 +285,7 @@ class Environment:
         """
         handle = self._handle
         self._handle = self._trees = None
+        self._close_data()
         self._gate, self._one_writer, self.scratch = Gate(), threading.Lock(), Scratch()
         self._pid = os.getpid()
         if handle is not None:

@@ -145,7 +145,7 @@ def _open(path: str, config: LmdbConfig, map_bytes: int) -> Any:
         map_size=map_bytes,
         readonly=config.read_only,
         create=not config.read_only,
-        readahead=config.readahead,
+        readahead=False,  # `bodies` says why
         max_readers=config.max_readers,
         max_dbs=len(TREES),
         max_spare_txns=0,

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...page import PageSpans, spans_bytes
-from .copying import gather, scatter
+from .copying import gather
 
 FORMAT = b"hicache-storage lmdb 1"
 FORMAT_KEY, TOTALS_KEY = b"format", b"totals"
@@ -214,28 +214,6 @@ class Changes:
 def read_totals(transaction: Any, trees: Trees) -> Totals:
     raw = transaction.get(TOTALS_KEY, db=trees.totals)
     return Totals() if raw is None else Totals(*_TOTALS.unpack(raw))
-
-
-def read_page(transaction: Any, trees: Trees, key: bytes, spans: PageSpans) -> int | None:
-    """Reads a page into its spans; when it was last used, or None if it isn't there or has
-    another length.
-
-    The transaction gives views into the map; none of them is given back or kept.
-    """
-    raw = transaction.get(key, db=trees.pages)
-    if raw is None:
-        return None
-    record = Record.parse(raw)
-    if record.page_bytes != spans_bytes(spans):
-        return None
-    parts = [memoryview(record.head), memoryview(record.tail)]
-    if record.body_bytes:
-        body = transaction.get(record.number_key, db=trees.bodies)
-        if body is None or len(body) != record.body_bytes:
-            raise Inconsistent(f"page {key.decode(errors='replace')} has no body of its length")
-        parts.insert(1, memoryview(body))
-    scatter(spans, parts)
-    return record.used_ms
 
 
 class Inconsistent(Exception):
