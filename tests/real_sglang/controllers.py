@@ -249,11 +249,23 @@ class Server:
         raise TimeoutError("the prefetch never ended: a thread of the controller is gone")
 
     def threads_alive(self) -> bool:
-        names = ("prefetch_thread", "prefetch_io_aux_thread", "backup_thread")
-        return all(getattr(self.controller, name).is_alive() for name in names)
+        return threads_alive(self.controller)
 
     def stop(self) -> None:
         self.controller.detach_storage_backend()
+
+
+def threads_alive(controller: Any) -> bool:
+    """Whether all threads of a controller live; one of them starts another, so not all do at
+    once."""
+    names = ("prefetch_thread", "prefetch_io_aux_thread", "backup_thread")
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        threads = [getattr(controller, name, None) for name in names]
+        if all(thread is not None and thread.is_alive() for thread in threads):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def hashes_of(tokens: list[int]) -> list[str]:

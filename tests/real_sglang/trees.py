@@ -7,13 +7,13 @@ device and host pools, is done by indexing here.
 from __future__ import annotations
 
 import json
-import time
 import unittest
 from array import array
 from typing import Any
 from unittest import mock
 
 import torch
+from real_sglang.controllers import threads_alive
 from sglang.kernels.ops.attention.fla.chunk_delta_h import CHUNK_SIZE
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler
@@ -222,17 +222,7 @@ class Tree:
         return self.cache.path_device_indices(again.last_device_node)
 
     def threads_alive(self) -> bool:
-        names = ("prefetch_thread", "prefetch_io_aux_thread", "backup_thread")
-        return all(getattr(self.controller, name).is_alive() for name in names)
+        return threads_alive(self.controller)
 
     def stop(self) -> None:
         self.controller._stop_storage_threads()
-
-
-def wait_until(condition: Any, seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
