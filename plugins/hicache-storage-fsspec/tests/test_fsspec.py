@@ -108,7 +108,7 @@ def test_it_works_inside_a_running_event_loop(seaweedfs: Server) -> None:
 def test_one_instance_serves_all_threads(
     seaweedfs: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import s3fs
+    s3fs = pytest.importorskip("s3fs", reason="needs s3fs: pip install -e '.[test,s3]'")
 
     made = []
     original = s3fs.S3FileSystem.__init__
