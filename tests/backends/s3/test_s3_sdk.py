@@ -369,7 +369,8 @@ def test_clear_says_if_a_page_is_left(server: MisbehavingServer, opened: Open) -
 
     at_delete = server.behave
     server.behave = refuses
-    with pytest.raises(BackendError, match="could not delete all"):
+    # If the refused one is the first to be answered, its own reason is the error.
+    with pytest.raises(BackendError, match=r"could not delete all|: 500"):
         store.store.clear()
 
 
