@@ -153,7 +153,7 @@ def write(
         "file_system": file_system(str(directory)),
         "python": platform.python_version(),
         "peer": peer,
-        "command": " ".join(["python", *[_relative(argument) for argument in sys.argv]]),
+        "command": _command(bool(peer)),
         "rounds": options.rounds,
     }
     text = _markdown(about, table, overheads(header), roof)
@@ -222,6 +222,8 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
-def _relative(argument: str) -> str:
-    """An argument without this machine's folders."""
-    return os.path.relpath(argument) if os.path.isabs(argument) else argument
+def _command(peer: bool) -> str:
+    """How to run it again, without this machine's folders."""
+    program = f"benchmarks/{Path(sys.argv[0]).name}"
+    wanted = ["--peer-python", "PEER/bin/python"] if peer else []
+    return " ".join(["python", program, *wanted, *sys.argv[1:]])
