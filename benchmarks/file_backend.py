@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--directory", help="where to write the pages; default: a temporary one")
     parser.add_argument("--rounds", type=int, default=15, help="rounds that count (default 15)")
     parser.add_argument("--results", default=str(REPOSITORY / "benchmarks" / "results"))
-    parser.add_argument("--name", default="file_backend", help="name of the result files")
+    parser.add_argument("--name", help="name of the result files (default: after what is measured)")
     options = parser.parse_args()
     if options.peer_python:
         inner = [a for a in sys.argv if not a.startswith("--peer-python")]
@@ -260,6 +260,7 @@ def main() -> None:
         import sglang_file
 
         peer_class, peer = sglang_file.SGLangFile, f"SGLang {version('sglang')}"
+    options.name = options.name or ("file_backend" if peer else "file_backend_alone")
     torch.set_num_threads(1)  # one thread copies faster than several where cores are busy
     rows = []
     scratch = Path(tempfile.mkdtemp(prefix="file-backend-", dir=options.directory))
