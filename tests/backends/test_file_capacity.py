@@ -420,3 +420,26 @@ def test_usage_without_a_capacity_counts_what_is_there(tmp_path: Path) -> None:
     assert store(backend, range(5)) == [True] * 5
     path_of(tmp_path, 3).unlink()
     assert backend.usage() == (4, 4 * PAGE, None)
+
+
+def test_a_store_that_was_cleared_is_empty_by_its_own_account_too(tmp_path: Path) -> None:
+    backend = opened(tmp_path, capacity=50 * PAGE, resync_s=0.001)
+    for start in range(0, 200, 10):
+        store(backend, range(start, start + 10))
+        backend.clear()
+        assert backend.usage() == (0, 0, 50 * PAGE)
+    assert page_files(tmp_path) == []
+    assert not [path for path in tmp_path.iterdir() if path.name != ".hicache-storage"]
+
+
+def test_opening_does_not_wait_for_another_process_that_evicts(tmp_path: Path) -> None:
+    first = opened(tmp_path, capacity=50 * PAGE)
+    space = first._session.space  # type: ignore[union-attr]
+    done = threading.Event()
+    with space._evictor._turn.held():  # type: ignore[union-attr]
+        opener = threading.Thread(
+            target=lambda: (opened(tmp_path, capacity=50 * PAGE).close(), done.set())
+        )
+        opener.start()
+        assert done.wait(30)
+    opener.join(30)

@@ -163,7 +163,7 @@ def test_a_writer_killed_before_its_rename_leaves_the_old_page_and_a_file_that_n
     tmp_path: Path,
 ) -> None:
     """Pages of 8 MiB, killed when the new one is written and not yet published."""
-    backend = opened(tmp_path, capacity=1 << 30, temp_age_s=0.0)
+    backend = opened(tmp_path, capacity=1 << 30)
     assert store(backend, [1], 8 << 20) == [True]
     for count in range(1, 4):
         with Child(DIE_BEFORE_RENAME, tmp_path, 1) as child:

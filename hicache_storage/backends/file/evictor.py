@@ -45,7 +45,7 @@ class Evictor:
         self._needed_bytes = self._forced_bytes = 0
         self._stopping = False
         self._thread: threading.Thread | None = None
-        if config.capacity is not None:
+        if config.capacity is not None and ledger.read().mark.ended == 0:
             with self._turn.held():
                 if ledger.read().mark.ended == 0:
                     self._scanner.recount()
@@ -80,6 +80,11 @@ class Evictor:
         mine = self._ask(needed_bytes, forced_bytes)
         with self._changed:
             return self._changed.wait_for(lambda: self._done >= mine or self._stopping, WAIT_S)
+
+    def recount(self) -> None:
+        """Counts what is there, at once."""
+        with self._turn.held():
+            self._scanner.recount()
 
     def _ask(self, needed_bytes: int = 0, forced_bytes: int = 0) -> int:
         """Wakes the thread; the number of this request."""

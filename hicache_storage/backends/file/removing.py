@@ -42,6 +42,7 @@ class Removing:
                 os.rmdir(directory)
                 os.rmdir(os.path.dirname(directory))
         self._session.directories.forget_all()
+        self._session.space.recount()
 
     def _remove(self, key: str) -> bool:
         place, name = page_place(key)

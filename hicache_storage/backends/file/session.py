@@ -117,6 +117,8 @@ class Session:
                 self.failures.note("write", self.refusal)
                 return
             if error.errno not in FULL:
+                if self._writer is not None:
+                    self._writer.close()
                 raise BackendUnavailable(str(error), backend="file", operation="open") from error
             self.failures.note("open", error)
         self._sweep()

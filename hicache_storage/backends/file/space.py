@@ -44,6 +44,9 @@ class FixedSpace:
     def release(self, removed: Amount, mark: Mark) -> None:
         """Nothing to account for."""
 
+    def recount(self) -> None:
+        """Nothing to count."""
+
     def make_room(self, needed_bytes: int) -> bool:
         """False: nothing may be evicted."""
         return False
@@ -106,6 +109,11 @@ class Space:
             self._ledger.release(removed, mark)
         except OSError as error:  # it says too much until the next recount
             self._failures.note("ledger", error)
+
+    def recount(self) -> None:
+        """Makes the ledger true, after much was removed."""
+        if self._capacity is not None:
+            self._evictor.recount()
 
     def make_room(self, needed_bytes: int) -> bool:
         """Evicts because the file system says that it is full; False if that took too long."""
