@@ -126,6 +126,25 @@ def test_a_cold_page_of_more_spans_than_a_call_takes_comes_back(
     backend.close()
 
 
+@pytest.mark.parametrize(("parts", "calls"), [(1, 0), (16, 0), (64, 4)])
+def test_a_warm_page_in_many_small_spans_is_read_in_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int, calls: int
+) -> None:
+    backend = opened(tmp_path)
+    store(backend, range(4), 64 * KIB)
+    monkeypatch.setattr(bodies, "resident", lambda fd, place: True)
+    read, made = os.preadv, []
+    monkeypatch.setattr(bodies.os, "preadv", lambda *arguments: made.append(1) or read(*arguments))
+    buffers = [
+        tuple(memoryview(bytearray(len(span))) for span in page(i, 64 * KIB, parts))
+        for i in range(4)
+    ]
+    assert backend.batch_get([key(i) for i in range(4)], list(buffers)) == [True] * 4
+    assert [b"".join(spans) for spans in buffers] == [b"".join(page(i, 64 * KIB)) for i in range(4)]
+    assert len(made) == calls
+    backend.close()
+
+
 def test_a_read_that_stops_early_is_gone_on_with(
     tmp_path: Path, cold: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

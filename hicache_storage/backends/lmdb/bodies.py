@@ -1,10 +1,11 @@
 """Reads the bodies of pages: from the map while they are in memory, else from the file.
 
-A body that isn't in memory would come through the map in page faults, each of which reads either
-4 KiB or, with the kernel's read-ahead for maps, megabytes around it. So LMDB's map is opened
-without read-ahead, and cold bodies are read past it: the places of all of them are looked up, the
-kernel is told of the whole ranges at once, and each is read straight into the caller's spans. A
-disk that fails is an error then; in the map it would end the process.
+Copying from the map is about twice as fast as reading the file, as long as no page fault stands
+in the way. A body that isn't in memory would come in page faults, each of which reads either 4 KiB
+or, with the kernel's read-ahead for maps, megabytes around it. So LMDB's map is opened without
+read-ahead, and cold bodies are read past it: the places of all of them are looked up, the kernel
+is told of the whole ranges at once, and each is read straight into the caller's spans. A disk that
+fails is an error then; in the map it would end the process.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ PROBE_EVERY = 8
 """Of small bodies one in so many is looked at, to tell whether those around it are in memory."""
 LARGE_BYTES = 128 << 10
 """From this length on every body is looked at, at both ends."""
+SMALL_SPAN_BYTES = 2 << 10
+"""Into spans below this length, on average, one call of the system is faster than many copies."""
 MOST_SPANS = 1024
 """That one call reads into."""
 
@@ -42,8 +45,9 @@ def read_bodies(txn: Any, tree: Any, fd: int, page_bytes: int, bodies: Sequence[
 
     `fd` is the data file, `page_bytes` the length of an LMDB page. Nothing of the map is kept.
     """
+    scattered = bodies[0].length < SMALL_SPAN_BYTES * len(bodies[0].spans)
     with txn.cursor(db=tree) as cursor:
-        if not _any_cold(cursor, fd, page_bytes, bodies):
+        if not scattered and not _any_cold(cursor, fd, page_bytes, bodies):
             return [i for i, body in enumerate(bodies) if not _from_map(txn, tree, body)]
         places = [_place(cursor, body, page_bytes) for body in bodies]
     _announce(fd, places, bodies)
