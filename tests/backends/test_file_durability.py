@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -222,31 +224,34 @@ def test_on_a_network_file_system_of_one_writer_eviction_can_be_asked_for(
 def test_where_locks_do_not_work_a_temporary_file_is_kept_for_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fcntl
-
-    opened(tmp_path).close()
-    assert store(opened(tmp_path), [1]) == [True]
-    writers = tmp_path / ".hicache-storage/writers"
-    (writers / ("d" * 16)).write_bytes(b"")
-    shard = path_of(tmp_path, 1).parent
-    temp, dead = shard / f".{'d' * 16}-3.tmp", shard / f".{'e' * 16}-3.tmp"
-    for path in (temp, dead, writers / ("e" * 16), writers / ("d" * 16)):
-        path.write_bytes(b"")
-        os.utime(path, (0, path.stat().st_mtime - 3600))
+    """Perhaps it is still being written, on another host."""
+    first = opened(tmp_path)
+    assert store(first, [1]) == [True]
+    first.close()
+    writers, shard = tmp_path / ".hicache-storage/writers", path_of(tmp_path, 1).parent
+    young, old = shard / f".{'d' * 16}-3.tmp", shard / f".{'e' * 16}-3.tmp"
+    now_s = time.time()
+    for path, age_s in ((young, 20 * 3600), (old, 30 * 3600)):
+        writer = writers / path.name[1:17]
+        for one in (path, writer):
+            one.write_bytes(b"")
+        os.utime(writer, (0, now_s - 40 * 3600))
+        os.utime(path, (0, now_s - age_s))
 
     def no_locks(fd: Any, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    (writers / ("e" * 16)).unlink()
     monkeypatch.setattr(fcntl, "flock", no_locks)
     monkeypatch.setattr(root, "file_system", lambda path: "nfs")
     backend = opened(tmp_path, temp_age_s=60.0)
     assert store(backend, [2]) == [True]
-    assert temp.exists()  # perhaps it is still being written on another host
+    backend.close()
+    assert temp_files(tmp_path) == [young]
+    assert len(list(writers.iterdir())) == 2
     monkeypatch.undo()
     opened(tmp_path, temp_age_s=60.0).close()
-    assert not temp.exists()
-    assert not dead.exists()
+    assert temp_files(tmp_path) == []
+    assert list(writers.iterdir()) == []
 
 
 def test_the_file_system_is_found_by_the_longest_mount_point(tmp_path: Path) -> None:

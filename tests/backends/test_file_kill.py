@@ -198,7 +198,10 @@ def test_a_live_writer_s_file_is_kept_however_old_and_a_dead_one_s_however_young
         assert child.line() == "writing"
         (temp,) = temp_files(tmp_path)
         os.utime(temp, (0, 0))
-        for path in (tmp_path / ".hicache-storage/writers").iterdir():
+        writers = tmp_path / ".hicache-storage/writers"
+        (writers / ("d" * 16)).write_bytes(b"")  # of one that died, so that there is a sweep
+        (temp.parent / f".{'d' * 16}-0.tmp").write_bytes(b"")
+        for path in writers.iterdir():
             os.utime(path, (0, 0))
         opened(tmp_path, temp_age_s=0.0).close()
         assert temp_files(tmp_path) == [temp]

@@ -68,12 +68,9 @@ class Session:
         return temp_name(self._writer.id, next(self._numbers))
 
     def spread(self, work: BatchWork, keys: list[str], pages: list[PageSpans]) -> list[bool]:
-        """`work` on all of a batch, by as many threads as the options say; answers in order.
-
-        Equal keys must be served in order, so a batch that has some is served by one thread.
-        """
+        """`work` on all of a batch, by as many threads as the options say; answers in order."""
         threads = min(self.config.io_threads, len(keys))
-        if threads == 1 or len(set(keys)) != len(keys):
+        if threads == 1:
             return work(keys, pages)
         with self._lock:
             if self._pool is None:

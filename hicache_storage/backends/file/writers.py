@@ -45,18 +45,22 @@ class Writer:
         os.close(self._fd)
 
 
-def dead_writers(directory: str, age_s: float) -> set[str]:
-    """Ids of writers that died and left their file behind, at least `age_s` ago."""
-    dead = set()
+def gone_writers(directory: str, age_s: float) -> tuple[set[str], set[str]]:
+    """Ids of writers that died and left their file behind at least `age_s` ago; and of those that
+    began more than a day ago and may live or not, as locks don't tell."""
+    dead, doubtful = set(), set()
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if not _WRITER_NAME.fullmatch(entry.name):
                 continue
             with suppress(OSError):
-                old = time.time() - entry.stat(follow_symlinks=False).st_mtime >= age_s
-                if old and is_alive(directory, entry.name) is False:
+                age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                alive = is_alive(directory, entry.name)
+                if alive is False and age >= age_s:
                     dead.add(entry.name)
-    return dead
+                elif alive is None and age >= UNKNOWN_AGE_S:
+                    doubtful.add(entry.name)
+    return dead, doubtful
 
 
 def is_alive(directory: str, writer: str) -> bool | None:
@@ -97,10 +101,10 @@ def remove_if_orphan(temp: TempFile, directory: str, age_s: float) -> bool:
 def sweep(root: str, directory: str, age_s: float, stop: threading.Event) -> None:
     """Removes the temporary files of dead writers, then their own files.
 
-    Walks the whole root if, and only if, a writer died; ends early once `stop` is set.
+    Walks the whole root if, and only if, there may be some; ends early once `stop` is set.
     """
-    dead = dead_writers(directory, age_s)
-    if not dead:
+    dead, doubtful = gone_writers(directory, age_s)
+    if not dead and not doubtful:
         return
     kept = set()
     for temp in temps(root):
