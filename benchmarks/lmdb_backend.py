@@ -1,6 +1,6 @@
 """How fast lmdb:// writes, finds and reads pages, beside file:// in the same directory.
 
-    python benchmarks/lmdb_backend.py [--directory DIR] [--rounds N] [--quick]
+    python benchmarks/lmdb_backend.py [--directory DIR] [--rounds N] [--warm] [--name NAME]
 
 Both backends are called without Store, so without checksums, on pages with ready-made headers.
 A batch is 128 pages. In each round both do the same, in an order that alternates; the figures are
@@ -55,6 +55,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--directory", help="where to write the pages; default: a temporary one")
     parser.add_argument("--rounds", type=int, default=15, help="rounds that count (default 15)")
+    parser.add_argument("--name", default="lmdb_backend", help="name of the result files")
+    parser.add_argument("--warm", action="store_true", help="no cold reads, no waits for the disk")
     parser.add_argument("--quick", action="store_true", help="three rounds, to see that it runs")
     parser.add_argument("--results", default=str(REPOSITORY / "benchmarks" / "results"))
     options = parser.parse_args()
@@ -218,12 +220,13 @@ def main() -> None:
     load = [os.getloadavg()[0]]
     try:
         for size in SIZES:
-            for durability in DURABILITY:
+            for durability in ["none"] if options.warm else DURABILITY:
                 rows += measure_write(scratch, size, durability, options.rounds)
-            rows += measure_cold(scratch, size, options.rounds)
+            if not options.warm:
+                rows += measure_cold(scratch, size, options.rounds)
             lmdb_report.show([row for row in rows if row["page_bytes"] == size])
             load.append(os.getloadavg()[0])
-        lmdb_report.write(options, "lmdb_backend", rows, scratch, load)
+        lmdb_report.write(options, options.name, rows, scratch, load)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
