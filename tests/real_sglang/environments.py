@@ -138,7 +138,8 @@ def main() -> int:
     results = {version: run(version, arguments) for version in versions or IN_CI}
     print("\n| SGLang | result | seconds |\n| --- | --- | --- |")
     for version, (_status, summary, seconds) in results.items():
-        print(f"| {version} | {re.sub(r' in .*', '', summary)} | {seconds:.0f} |")
+        counts = re.sub(r"(, \d+ warnings?)? in .*", "", summary)
+        print(f"| {version} | {counts} | {seconds:.0f} |")
     return int(any(status for status, _, _ in results.values()))
 
 
