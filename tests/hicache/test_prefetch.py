@@ -249,14 +249,19 @@ def test_small_requests_do_not_wait_for_a_big_one(rig: MakeRig) -> None:
     other = rig(backend=one.backend)
     for hashes in small:
         other.keep(hashes)
+    first = one.backend.on = Gate("batch_get", big[0])
     one.cache.prefetch("big", big)
-    gate = one.backend.on = Gate("batch_get", big[0])
-    one.until(gate.entered.is_set)
+    one.until(first.entered.is_set)
     for i, hashes in enumerate(small):
         one.cache.prefetch(f"small {i}", hashes)
-    gate.open()
+    second_batch = one.backend.on = Gate("batch_get", big[BATCH_PAGES])
+    first.open()
+    # The only worker reaches the second batch after the small requests' lookups; polling then
+    # gives each of them its pages.
+    one.until(second_batch.entered.is_set)
     for i in range(4):
-        one.until(lambda i=i: one.cache.prefetch_ready(f"small {i}"))
+        one.cache.prefetch_ready(f"small {i}")
+    second_batch.open()
     one.idle()
     reads = [keys[0] for hook, keys in one.backend.calls if hook == "batch_get"]
     last_small = max(reads.index(hashes[0]) for hashes in small)
