@@ -303,6 +303,10 @@ class Worker:
     def run(self, verb: str) -> dict[str, float] | None:
         return None if self.error else self._ask(verb)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -371,21 +375,47 @@ SERVERS = {
 }
 
 
+def server_cpu_s(workers: set[int]) -> float:
+    """Processor time so far of all descendants of this process but the workers."""
+    ticks, parents = {}, {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                stat = Path(entry.path, "stat").read_text().rpartition(") ")[2].split()
+            except OSError:  # ended meanwhile
+                continue
+            parents[int(entry.name)] = int(stat[1])
+            ticks[int(entry.name)] = int(stat[11]) + int(stat[12])
+
+    def ours(pid: int) -> bool:
+        while pid > 1 and pid not in workers:
+            pid = parents.get(pid, 0)
+            if pid == os.getpid():
+                return True
+        return False
+
+    return sum(ticks[pid] for pid in ticks if ours(pid)) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(task: Task, clients: list[str], rounds: int, python: str) -> dict[str, Any]:
     """Seconds by client and verb, one a round; the first round only warms up."""
     workers = [
         Worker(client, Task(**{**task.__dict__, "prefix": f"kv{i}"}), python)
         for i, client in enumerate(clients)
     ]
+    pids = {worker.pid for worker in workers}
     seen: dict[str, Any] = {w.client: {"put": [], "get": [], "rss_bytes": 0.0} for w in workers}
     for number in range(rounds + 1):
         for verb in ("put", "get"):
             for worker in random.sample(workers, len(workers)):
+                before_s = server_cpu_s(pids)
                 found = worker.run(verb)
+                server_s = server_cpu_s(pids) - before_s
                 if found is None:
                     seen[worker.client]["error"] = worker.error
                 elif number:
-                    seen[worker.client][verb].append((found["wall_s"], found["cpu_s"]))
+                    took = found["wall_s"], found["cpu_s"], server_s
+                    seen[worker.client][verb].append(took)
                     seen[worker.client]["rss_bytes"] = found["rss_bytes"]
     for worker in workers:
         worker.stop()
@@ -399,20 +429,27 @@ def report(task: Task, seen: dict[str, Any], server: str) -> str:
         f"### {server}, {task.pages} pages of {task.page_bytes >> 10} KiB, "
         f"{task.threads} requests at a time",
         "",
-        "| client | PUT MB/s | to boto3 | CPU s/GB | GET MB/s | to boto3 | CPU s/GB | RSS MB |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| client | PUT MB/s | to boto3 | CPU s/GB | server's | cores busy "
+        "| GET MB/s | to boto3 | CPU s/GB | server's | cores busy | RSS MB |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for client, found in seen.items():
         cells = [client]
         for verb in ("put", "get"):
             runs, base = found[verb], seen["boto3"][verb]
             if not runs:
-                cells += [found.get("error", "no answer")[:60], "", ""]
+                cells += [found.get("error", "no answer")[:60], "", "", "", ""]
                 continue
             ratio = statistics.median(b[0] / r[0] for r, b in zip(runs, base, strict=False))
-            rate = gigabytes * 1000 / statistics.median(wall for wall, _ in runs)
-            cpu = statistics.median(cpu for _, cpu in runs) / gigabytes
+            rate = gigabytes * 1000 / statistics.median(wall for wall, _, _ in runs)
+            cpu = statistics.median(cpu for _, cpu, _ in runs) / gigabytes
+            # The kernel counts another process's time in steps of 10 ms: only the mean is exact.
+            wall_s, client_s, server_s = (
+                statistics.fmean(column) for column in zip(*runs, strict=True)
+            )
+            busy = (client_s + server_s) / wall_s
             cells += [f"{rate:.0f}", f"{ratio:.2f}x", f"{cpu:.2f}"]
+            cells += [f"{server_s / gigabytes:.2f}", f"{busy:.2f}"]
         cells.append(f"{found['rss_bytes'] / 1e6:.0f}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -5,22 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from backends import children
+
 from hicache_storage.backends.file import FileBackend, FileConfig
 from hicache_storage.backends.file.names import page_place
 from hicache_storage.page import as_spans, make_header
 
-TESTS = Path(__file__).parents[1]
 DIGEST = "0123456789abcdef" * 2
-WAIT_S = 60.0
 
 
 def key(number: int, tag: str = "") -> str:
@@ -133,52 +130,5 @@ def stored_bytes_at_once(root: Any, pids: Iterable[int]) -> int:
                 os.kill(pid, signal.SIGCONT)
 
 
-class Child:
-    """A Python process that runs `source`, with this module's names imported."""
-
-    def __init__(self, source: str, *arguments: object, prefix: tuple[str, ...] = ()) -> None:
-        head = "import os, sys, time, threading, random\nfrom backends.file_rig import *\n"
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-c", head + textwrap.dedent(source), *map(str, arguments)],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(p for p in [*sys.path, str(TESTS)] if p),
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def line(self) -> str:
-        """The next line that it prints."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise AssertionError(f"the child ended with {self.process.wait(WAIT_S)}")
-        return line.rstrip("\n")
-
-    def tell(self, text: str = "go") -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
-
-    def end(self) -> str:
-        """Waits for its end, which must be a good one; what it printed."""
-        output, _ = self.process.communicate(timeout=WAIT_S)
-        assert self.process.returncode == 0, f"exit status {self.process.returncode}: {output}"
-        return output
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate(timeout=WAIT_S)
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.process.poll() is None:
-            self.kill()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+class Child(children.Child):
+    rig = "backends.file_rig"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backends.children import TESTS
 from backends.file_rig import (
-    TESTS,
     Child,
     found,
     opened,

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backends.children import TESTS, WAIT_S
 from backends.file_rig import (
-    TESTS,
-    WAIT_S,
     Child,
     found,
     key,
