@@ -6,35 +6,32 @@ import logging
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from pools.cuda_cases import Twins, storages
 from pools.pool_cases import (
     DTYPES,
     POISON,
     device_pool,
     fill,
-    fill_random,
     host_page,
     page_bytes,
-    parts,
     poison,
     slots,
-    strided_pool,
 )
 
 from hicache_storage import ConfigError
-from hicache_storage.pools import lanes, movers
+from hicache_storage.pools import movers
 from hicache_storage.pools.device import DevicePool, HybridDevicePool
 from hicache_storage.pools.geometry import PageGeometry
 from hicache_storage.pools.host import HostPool
 from hicache_storage.pools.layouts import LAYOUTS, Layout
 from hicache_storage.pools.paired import PairedPools
 from hicache_storage.pools.strategy import STRATEGIES, Strategy
-from hicache_storage.pools.transfer import backup, load_back
+from hicache_storage.pools.transfer import backup
 
 pytestmark = [
     pytest.mark.gpu,
@@ -52,128 +49,18 @@ def _few_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["triton", "torch"])
-def _mover(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With Triton, and as if it weren't installed."""
-    lanes.shared_lane.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "torch":
-            patch.setattr(lanes, "cuda_mover", movers.TorchMover)
-        yield
-    lanes.shared_lane.cache_clear()
-
-
-def clone(pool: DevicePool, device: str) -> DevicePool:
-    """The same bytes on another device, dense."""
-    copied = device_pool(pool.geometry, pool.num_pages, device)
-    for ours, theirs in zip(parts(copied), parts(pool), strict=True):
-        for here, there in zip(ours, theirs, strict=True):
-            here.view(torch.uint8).copy_(there.view(torch.uint8))
-    return copied
-
-
-def cuda_pool(geometry: PageGeometry, *, strided: bool = False) -> DevicePool:
-    """Random bytes on the device."""
-    make = strided_pool if strided else device_pool
-    pool = make(geometry, PAGES, "cuda")
-    redraw(pool)
-    return pool
-
-
 def redraw(pool: DevicePool) -> None:
-    """Other random bytes."""
-    for part in parts(pool):
-        for tensor in part:
-            tensor.view(torch.uint8).random_(0, 256)
+    """Fresh random bytes everywhere."""
+    for memory in storages(pool):
+        memory.random_(0, 256)
 
 
-def same(one: DevicePool, other: DevicePool) -> bool:
-    return all(
-        torch.equal(a.view(torch.uint8).cpu(), b.view(torch.uint8).cpu())
-        for ours, theirs in zip(parts(one), parts(other), strict=True)
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-def pattern(name: str, count: int) -> torch.Tensor:
-    """Page slots: in any order, in a row, or in runs of a few."""
-    if name == "random":
-        return torch.randperm(PAGES)[:count]
-    if name == "contiguous":
-        return torch.arange(count) + random.randrange(PAGES - count + 1)
-    runs = torch.arange(PAGES).split(4)
-    return torch.cat([runs[i] for i in torch.randperm(len(runs)).tolist()])[:count]
-
-
-def check_against_cpu(
-    pool: DevicePool,
-    layout: Layout,
-    strategy: Strategy,
-    *,
-    pin: bool = True,
-    count: int = 24,
-    order: str = "random",
-) -> None:
-    """Backup and load-back write the same bytes as on the CPU, everywhere."""
-    redraw(pool)
-    source, middle, destination = (pattern(order, count) for _ in range(3))
-    reference, expected = clone(pool, "cpu"), HostPool(pool.geometry, PAGES, layout, pin=False)
-    host = HostPool(pool.geometry, PAGES, layout, pin=pin)
-    poison(expected)
-    poison(host)
-    backup(reference, expected, source, middle)
-    backup(pool, host, source, middle, strategy=strategy).wait()
-    assert torch.equal(host._memory.tensor, expected._memory.tensor)
-    fill(pool, POISON)
-    fill(reference, POISON)
-    load_back(expected, reference, middle, destination)
-    load_back(host, pool, middle, destination, strategy=strategy).synchronize()
-    assert same(pool, reference)
-
-
-KINDS = {
-    "mha": PageGeometry("mha", 5, 4, 64, 64, 1, torch.bfloat16),
-    "mha of two sizes": PageGeometry("mha", 3, 2, 96, 64, 1, torch.bfloat16),
-    "mla": PageGeometry("mla", 5, 1, 576, 0, 1, torch.bfloat16),
-}
-
-
-@pytest.mark.parametrize("page_size", [1, 16, 64, 128])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_bytes_are_those_of_the_cpu_copies(kind: str, layout: Layout, page_size: int) -> None:
-    for dtype, order in (
-        (torch.bfloat16, "random"),
-        (torch.float16, "runs"),
-        (torch.float8_e4m3fn, "contiguous"),
-    ):
-        pool = cuda_pool(replace(KINDS[kind], page_size=page_size, dtype=dtype))
-        for strategy in STRATEGIES:
-            check_against_cpu(pool, layout, strategy, order=order)
-
-
-@pytest.mark.usefixtures("_mover")
-@pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
-@pytest.mark.parametrize("row_bytes", [1, 3, 8, 576, 656])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_row_size_and_any_count_is_exact(layout: Layout, row_bytes: int, pin: bool) -> None:
-    for heads, strided, count in ((1, False, 0), (1, True, 1), (2, False, 23), (2, True, 23)):
-        geometry = PageGeometry("mha", 2, heads, row_bytes, row_bytes, 4, torch.uint8)
-        pool = cuda_pool(geometry, strided=strided)
-        for strategy in ("kernel", "copy_engine"):
-            check_against_cpu(pool, layout, strategy, pin=pin, count=count)
-
-
-@pytest.mark.parametrize("order", ["random", "runs"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_large_pages_by_the_rule_are_exact(layout: Layout, order: str) -> None:
-    """Pages of a real model: copy engines and kernels, more pages than are staged at a time."""
-    for geometry in (
-        PageGeometry("mha", 32, 8, 128, 128, 64, torch.bfloat16),
-        PageGeometry("mla", 61, 1, 576, 0, 64, torch.bfloat16),
-        PageGeometry("mha", 1, 8, 128, 128, 128, torch.bfloat16),
-    ):
-        check_against_cpu(cuda_pool(geometry), layout, "auto", count=PAGES, order=order)
+def on_cpu(pool: DevicePool) -> DevicePool:
+    """What the device holds now, in one read a part."""
+    copied = device_pool(pool.geometry, pool.num_pages)
+    for here, there in zip(storages(copied), storages(pool), strict=True):
+        here.copy_(there)
+    return copied
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -196,13 +83,14 @@ def test_a_pair_comes_back_on_the_paired_streams(
     assert pools.draft_device is not None
     assert pools.draft_host is not None
     halves = [(pools.device, pools.host), (pools.draft_device, pools.draft_host)]
-    for seed, (device, _) in enumerate(halves):
-        fill_random(device, seed)
+    for device, host in halves:
+        redraw(device)
+        host._memory.tensor.fill_(POISON)
     source, middle, destination = (torch.randperm(32)[:20] for _ in range(3))
-    expected = [
-        [page_bytes(device, page, host.order) for page in source.tolist()]
-        for device, host in halves
-    ]
+    expected = []
+    for device, host in halves:
+        kept = on_cpu(device)
+        expected.append([page_bytes(kept, page, host.order) for page in source.tolist()])
     moved = pools.backup(source, middle)
     moved.wait()
     assert moved.done()
@@ -214,12 +102,10 @@ def test_a_pair_comes_back_on_the_paired_streams(
     for layer in range(loading.layers):
         loading.wait(layer)
     for (device, host), pages in zip(halves, expected, strict=True):
-        found = [page_bytes(device, page, host.order) for page in destination.tolist()]
-        assert found == pages
-        untouched = set(range(40)) - set(destination.tolist())
-        assert {byte for page in untouched for byte in page_bytes(device, page, host.order)} == {
-            POISON
-        }
+        found = on_cpu(device)
+        assert [page_bytes(found, page, host.order) for page in destination.tolist()] == pages
+        for page in set(range(40)) - set(destination.tolist()):
+            assert set(page_bytes(found, page, host.order)) == {POISON}
     with pytest.raises(IndexError):
         loading.wait(loading.layers)
 
@@ -322,12 +208,18 @@ def test_bytes_are_exact_beside_a_running_model_and_another_thread() -> None:
     geometry = PageGeometry("mha", 8, 4, 128, 128, 16, torch.bfloat16)
     left, right = torch.randn(2, 2048, 2048, device="cuda", dtype=torch.bfloat16).unbind()
     failures: list[str] = []
-    made = [PairedPools(cuda_pool(geometry), host_pages=PAGES, layout=each) for each in LAYOUTS]
+    made = [
+        PairedPools(device_pool(geometry, PAGES, "cuda"), host_pages=PAGES, layout=each)
+        for each in LAYOUTS
+    ]
+    for pools in made:
+        redraw(pools.device)
     torch.cuda.synchronize()
 
     def work(pools: PairedPools) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
-            pool, kept = pools.device, clone(pools.device, "cpu")
+            pool = pools.device
+            kept = on_cpu(pool)
             for _ in range(12):
                 source, middle = torch.randperm(PAGES)[:12], torch.randperm(PAGES)[:12]
                 moved = pools.backup(source, middle)
@@ -342,7 +234,7 @@ def test_bytes_are_exact_beside_a_running_model_and_another_thread() -> None:
                     loading.wait(layer)
                     torch.mm(left, right)
             torch.cuda.current_stream().synchronize()
-            if not same(pool, kept):
+            if not all(map(torch.equal, storages(on_cpu(pool)), storages(kept))):
                 failures.append(pools.host.layout)
 
     threads = [threading.Thread(target=work, args=(pools,)) for pools in made]
@@ -353,38 +245,19 @@ def test_bytes_are_exact_beside_a_running_model_and_another_thread() -> None:
     assert not failures
 
 
-def test_more_pages_than_are_staged_at_a_time_come_back_exactly() -> None:
-    geometry = PageGeometry("mla", 2, 1, 1 << 19, 0, 16, torch.uint8)  # 16 MiB a page
-    for layout in LAYOUTS:
-        check_against_cpu(cuda_pool(geometry), layout, "copy_engine", count=12)
-
-
-def test_a_page_larger_than_a_staging_half_comes_back_exactly() -> None:
-    geometry = PageGeometry("mla", 2, 1, 1 << 20, 0, 40, torch.uint8)  # 80 MiB a page
-    pool = device_pool(geometry, 3, "cuda")
-    fill_random(pool, 5)
-    restored, host = device_pool(geometry, 3, "cuda"), HostPool(geometry, 3)
-    backup(pool, host, slots([2, 0]), slots([0, 1]), strategy="copy_engine").wait()
-    load_back(host, restored, slots([1, 0]), slots([0, 2]), strategy="copy_engine").synchronize()
-    for layer in range(2):
-        rows, back = pool.page_rows(layer)[0], restored.page_rows(layer)[0]
-        assert torch.equal(rows[0], back[0])
-        assert torch.equal(rows[2], back[2])
-
-
 def test_indices_on_the_device_are_taken_too() -> None:
     geometry = PageGeometry("mla", 2, 1, 64, 0, 4, torch.uint8)
     pool, host = device_pool(geometry, 8, "cuda"), HostPool(geometry, 8)
-    fill_random(pool, 4)
+    redraw(pool)
     backup(pool, host, slots([3, 1]).cuda(), slots([0, 6])).wait()
-    assert host_page(host, 6) == page_bytes(pool, 1, host.order)
+    assert host_page(host, 6) == page_bytes(on_cpu(pool), 1, host.order)
 
 
 def test_a_driver_without_batches_copies_one_by_one() -> None:
     with mock.patch("hicache_storage.pools.copy_engine._has", return_value=False):
         for layout in LAYOUTS:
             geometry = PageGeometry("mla", 3, 1, 576, 0, 16, torch.bfloat16)
-            check_against_cpu(cuda_pool(geometry), layout, "copy_engine")
+            Twins(geometry, 20, layout).check("copy_engine", 12)
 
 
 def test_without_triton_one_line_says_so_and_pages_still_move(
