@@ -70,7 +70,7 @@ def test_a_pair_comes_back_on_the_paired_streams(
     layout: Layout, draft_layers: int, strategy: Strategy
 ) -> None:
     dtype = random.choice(DTYPES)
-    target = PageGeometry("mha", 3, 2, 7, 5, 4, dtype)
+    target = PageGeometry("mha", 3, 2, 7, 5, 4, dtype, first_layer=1)
     draft = PageGeometry("mha", draft_layers, 1, 3, 3, 4, torch.bfloat16)
     pools = PairedPools(
         HybridDevicePool(device_pool(target, 40, "cuda"), [1, 4, 6]),
