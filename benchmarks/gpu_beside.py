@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import itertools
 import shutil
 import statistics
@@ -12,132 +13,199 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gpu_pools import SHAPES, Results, device_pool
+from gpu_pools import (
+    SHAPES,
+    Results,
+    Slots,
+    device_pool,
+    in_order,
+    no_collection,
+    pools_for,
+)
 
-from hicache_storage.pools.layouts import LAYOUTS
+from hicache_storage.pools.layouts import LAYOUTS, Layout
 from hicache_storage.pools.paired import PairedPools
 from hicache_storage.pools.strategy import STRATEGIES
 
+AT_A_TIME = 16
+"""Pages that are read from storage in one call."""
+Copies = Callable[[], list[Any]]
 
-def interference(results: Results) -> None:
-    """A loop of bfloat16 products alone and beside copies, in turns. The loss counts for the time
-    that the copies took."""
-    left, right = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16).unbind()
-    product = torch.empty_like(left)
-    model = torch.cuda.Stream()
 
-    def products() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        with torch.cuda.stream(model):
+class Products:
+    """A loop of bfloat16 products on a stream of its own, some 95 ms on an H200."""
+
+    def __init__(self) -> None:
+        self.left, self.right = torch.randn(
+            2, 8192, 8192, device="cuda", dtype=torch.bfloat16
+        ).unbind()
+        self.product = torch.empty_like(self.left)
+        self.stream = torch.cuda.Stream()
+        for _ in range(2):
+            self._start()
+
+    def _start(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        with torch.cuda.stream(self.stream):
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
             for _ in range(60):
-                torch.mm(left, right, out=product)
+                torch.mm(self.left, self.right, out=self.product)
             last.record()
         return first, last
 
-    def beside(copies: Callable[[], list[Any]]) -> tuple[float, float, float]:
+    def beside(self, copies: Copies) -> tuple[float, float, float]:
+        """Milliseconds of the loop alone, of the loop beside these copies, and of the copies."""
         torch.cuda.synchronize()
-        first, last = products()
+        first, last = self._start()
         torch.cuda.synchronize()
         alone = first.elapsed_time(last)
-        first, last = products()
+        first, last = self._start()
         start = time.perf_counter()
-        moving = copies()  # behind this stream, which is idle, not behind the products
+        moving = copies()  # behind the current stream, which is idle, not behind the products
         for one in moving:
             one.synchronize()
         took = (time.perf_counter() - start) * 1e3
         torch.cuda.synchronize()
         return alone, first.elapsed_time(last), took
 
-    pool = device_pool(SHAPES["MHA 32 layers"])
-    count = pool.num_pages
-    pages, slots = torch.randperm(count), torch.randperm(2 * count)[:count]
-    size = pool.num_pages * pool.geometry.page_bytes
-    for _ in range(2):
-        products()
-    for layout in LAYOUTS:
-        pools = PairedPools(pool, host_pages=2 * count, layout=layout)
-        for strategy, verb in itertools.product(STRATEGIES, ("backup", "load")):
-            pools.strategy = strategy
-            copy: Callable[[], Any] = (
-                (lambda: pools.backup(pages, slots))  # noqa: B023
-                if verb == "backup"
-                else (lambda: pools.load_back(slots, pages))  # noqa: B023
+    def measure(
+        self,
+        results: Results,
+        copies: dict[str, Copies],
+        size_bytes: int,
+        rounds: int,
+        **about: Any,
+    ) -> None:
+        """Rows for these copies, in turns. The loss counts for the time that the copies took."""
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in copies}
+        with no_collection():
+            for turn, (name, work) in itertools.product(range(rounds + 1), copies.items()):
+                measured = self.beside(work)
+                if turn:
+                    found[name].append(measured)
+        for name, rows in found.items():
+            losses = sorted(
+                100 * (beside - alone) / min(took, beside) for alone, beside, took in rows
             )
-            copy().synchronize()
-            measured = [beside(lambda: [copy(), copy()]) for _ in range(7)]  # noqa: B023
-            alone, with_copies, took = map(statistics.median, zip(*measured, strict=True))
+            alone, beside, took = map(statistics.median, zip(*rows, strict=True))
+            quarter = len(losses) // 4
             results.add(
                 "interference",
-                layout=layout,
-                strategy=strategy,
-                verb=verb,
+                **about,
+                copies=name,
                 alone_ms=round(alone, 1),
-                beside_ms=round(with_copies, 1),
+                beside_ms=round(beside, 1),
                 copies_ms=round(took, 1),
-                copies_GBps=round(2 * size / took / 1e6, 1),
-                loss_percent=round(100 * (with_copies - alone) / min(took, with_copies), 1),
+                copies_GBps=round(size_bytes / took / 1e6, 1) if size_bytes else None,
+                loss_percent=round(statistics.median(losses), 1),
+                middle_half=f"{losses[quarter]:.1f} to {losses[-1 - quarter]:.1f}",
             )
 
 
-def restore(results: Results) -> None:
-    """Pages from a file store to the host, and to the device: storage fills some while others
-    cross the link."""
+def interference(results: Results, quick: bool) -> None:
+    """Two backups or two load-backs of 2 GiB beside the loop, by each strategy."""
+    products = Products()
+    pool = device_pool(SHAPES["MHA 32 layers"])
+    count = pool.num_pages
+    size = 2 * count * pool.geometry.page_bytes
+
+    def nothing() -> list[Any]:
+        time.sleep(0.08)
+        return []
+
+    products.measure(results, {"none": nothing}, 0, 9, layout="")
+    for layout in LAYOUTS[:1] if quick else LAYOUTS:
+        pools = pools_for(pool, layout)
+        slots = in_order("random", count, count), in_order("random", 2 * count, count)
+        copies = {
+            f"{verb}, {strategy}": _twice(pools, slots, strategy, verb)
+            for strategy, verb in itertools.product(STRATEGIES, ("backup", "load"))
+        }
+        products.measure(results, copies, size, 7, layout=layout)
+
+
+def _twice(pools: PairedPools, slots: Slots, strategy: Any, verb: str) -> Copies:
+    pages, host = slots
+
+    def copies() -> list[Any]:
+        pools.strategy = strategy
+        if verb == "backup":
+            return [pools.backup(pages, host), pools.backup(pages, host)]
+        return [pools.load_back(host, pages), pools.load_back(host, pages)]
+
+    return copies
+
+
+def restore(results: Results, quick: bool) -> None:
+    """Pages from a file store and an lmdb store to the host, and to the device: storage fills some
+    while others cross the link."""
+    layouts: tuple[Layout, ...] = ("page_first",) if quick else ("layer_first", "page_first")
+    pool = device_pool(SHAPES["MHA 32 layers"])
+    for name, layout in itertools.product(("file", "lmdb"), layouts):
+        if name == "lmdb" and importlib.util.find_spec("lmdb") is None:
+            results.add("restore", store=name, layout=layout, error="lmdb is not installed")
+            continue
+        directory = tempfile.mkdtemp(prefix="gpu-transfer-")
+        try:
+            _restore(results, name, _backend(name, directory), pools_for(pool, layout))
+        finally:
+            shutil.rmtree(directory)
+
+
+def _backend(name: str, directory: str) -> Any:
+    if name == "file":
+        from hicache_storage.backends.file import FileBackend, FileConfig
+
+        return FileBackend(FileConfig(directory))
+    from hicache_storage.backends.lmdb import LmdbBackend, LmdbConfig
+
+    return LmdbBackend(LmdbConfig(directory, durability="async", map_size=8 << 30))
+
+
+def _restore(results: Results, name: str, backend: Any, pools: PairedPools) -> None:
     from hicache_storage import PairedStore, Store
-    from hicache_storage.backends.file import FileBackend, FileConfig
 
-    geometry = SHAPES["MHA 32 layers"]
-    pool = device_pool(geometry)
-    count, at_a_time = pool.num_pages, 16
+    count = pools.device.num_pages
     hashes = [hashlib.sha256(str(i).encode()).hexdigest() for i in range(count)]
-    directory = tempfile.mkdtemp(prefix="gpu-transfer-")
-    try:
-        for layout in ("layer_first", "page_first"):
-            pools = PairedPools(pool, host_pages=2 * count, layout=layout)
-            slots = torch.randperm(2 * count)[:count]
-            pools.backup(torch.arange(count), slots).wait()
-            store = Store(FileBackend(FileConfig(f"{directory}/{layout}")), name="file")
-            store.open()
-            with store:
-                pairs = PairedStore(store, *pools.namespaces(model="org/model"))
-                pairs.batch_set(hashes, pools.target_spans(slots), None)
-                read = _restored(pairs, pools, hashes, slots, at_a_time, to_device=False)
-                whole = _restored(pairs, pools, hashes, slots, at_a_time, to_device=True)
-            size = count * geometry.page_bytes
-            results.add(
-                "restore",
-                layout=layout,
-                MiB=size >> 20,
-                file_to_host_GBps=round(size / read / 1e9, 2),
-                file_to_device_GBps=round(size / whole / 1e9, 2),
-                fraction=round(read / whole, 3),
-            )
-    finally:
-        shutil.rmtree(directory)
+    slots = in_order("random", 2 * count, count)
+    pools.backup(torch.arange(count), slots).wait()
+    store = Store(backend, name=name)
+    store.open()
+    with store, no_collection():
+        pairs = PairedStore(store, *pools.namespaces(model="org/model"))
+        for first in range(0, count, AT_A_TIME):
+            some = slice(first, first + AT_A_TIME)
+            stored = pairs.batch_set(hashes[some], pools.target_spans(slots[some]), None)
+            assert all(stored.target), f"{name} stored {sum(stored.target)} pages"
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(5):
+            for to_device, taken in times.items():
+                taken.append(_read(pairs, pools, hashes, slots, to_device))
+    read, whole = (statistics.median(times[to_device][1:]) for to_device in (False, True))
+    size = count * pools.device.geometry.page_bytes
+    results.add(
+        "restore",
+        store=name,
+        layout=pools.host.layout,
+        MiB=size >> 20,
+        to_host_GBps=round(size / read / 1e9, 2),
+        to_device_GBps=round(size / whole / 1e9, 2),
+        percent=round(100 * read / whole, 1),
+    )
 
 
-def _restored(
-    pairs: Any,
-    pools: PairedPools,
-    hashes: list[str],
-    slots: torch.Tensor,
-    at_a_time: int,
-    *,
-    to_device: bool,
+def _read(
+    pairs: Any, pools: PairedPools, hashes: list[str], slots: torch.Tensor, to_device: bool
 ) -> float:
-    times = []
-    for _ in range(4):
-        start, loading = time.perf_counter(), []
-        for first in range(0, len(hashes), at_a_time):
-            some = slots[first : first + at_a_time]
-            found = pairs.batch_get(
-                hashes[first : first + at_a_time], pools.target_spans(some), None
-            )
-            assert found.usable_pages == len(some)
-            if to_device:
-                pages = torch.arange(first, first + len(some))
-                loading.append(pools.load_back(some, pages))
-        for one in loading:
-            one.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    """Seconds until all pages are in the host pool, or on the device."""
+    start, loading = time.perf_counter(), []
+    for first in range(0, len(hashes), AT_A_TIME):
+        some = slots[first : first + AT_A_TIME]
+        spans = pools.target_spans(some)
+        found = pairs.batch_get(hashes[first : first + AT_A_TIME], spans, None)
+        assert found.usable_pages == len(some), f"{found.usable_pages} of {len(some)} pages"
+        if to_device:
+            loading.append(pools.load_back(some, torch.arange(first, first + len(some))))
+    for one in loading:
+        one.synchronize()
+    return time.perf_counter() - start

@@ -3,12 +3,14 @@
     python benchmarks/gpu_transfer.py [--parts rates,pairing,interference,restore]
 
 Rates: backup and load-back of 16384 tokens of a 32-layer MHA model, a 61-layer MLA model and a
-one-layer draft, in pages of 64, 16 and 1, for each host layout and each strategy. The pages are in
-random order and scattered over a host pool of twice their number, except where "in a row" is said;
-the bytes are random, and compared after each case. Pairing: what a one-layer draft adds
-to a 32-layer target. Interference: what copies cost a loop of matrix products beside them.
-Restore: 2 GiB from a file store in the page cache to the device. The ceiling is the median rate of
-1 GiB copies between one pinned and one device buffer. Results go to `benchmarks/results/`.
+one-layer draft, in pages of 64, 16 and 1, for each host layout. Each strategy, SGLang's own host
+pools where SGLang is installed, and the ceiling take turns: every one once a round, and the rows
+are medians over the rounds. The ceiling is one plain copy of as many bytes between a device buffer
+and a host buffer that is pinned as a host pool is. Device and host pages are in random order, in
+runs of four, or in a row; the host pool has twice as many. The bytes are random; they are compared
+after poison before the first round. Pairing: what a one-layer draft adds to a 32-layer target.
+Interference: what copies cost a loop of matrix products beside them. Restore: 2 GiB from a file and
+an lmdb store, in the page cache, to the device. Results go to `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,147 +33,159 @@ import torch
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
+import gpu_peer  # noqa: E402
 from gpu_beside import interference, restore  # noqa: E402
 from gpu_pools import (  # noqa: E402
     SHAPES,
+    VERBS,
+    Ceiling,
     Results,
     Row,
-    Times,
+    Way,
+    add_rates,
+    comes_back,
     device_pool,
     every_tensor,
+    in_order,
+    in_turns,
     layers_apart,
+    ours,
+    pools_for,
 )
+from gpu_variants import variants  # noqa: E402
 
 from hicache_storage.pools.device import DevicePool  # noqa: E402
+from hicache_storage.pools.geometry import PageGeometry  # noqa: E402
 from hicache_storage.pools.layouts import LAYOUTS, Layout  # noqa: E402
-from hicache_storage.pools.memory import HostMemory  # noqa: E402
-from hicache_storage.pools.paired import PairedPools  # noqa: E402
-from hicache_storage.pools.strategy import STRATEGIES, Strategy  # noqa: E402
+from hicache_storage.pools.strategy import STRATEGIES  # noqa: E402
+
+ROUNDS = {64: 9, 16: 5, 1: 5}
+"""By page size."""
 
 
-def ceiling(results: Results) -> None:
-    """The rate of plain copies, each way."""
-    size = 1 << 30
-    memory = HostMemory(size, pin=True)  # pinned as long as this lives
-    host = memory.tensor
-    device = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
-    row = {}
-    for name, to, source in (("backup", host, device), ("load", device, host)):
-        times = []
-        for _ in range(9):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            to.copy_(source, non_blocking=True)
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        row[f"{name}_GBps"] = round(size / statistics.median(times[2:]) / 1e9, 2)
-    results.add("ceiling", **row)
+def rates(results: Results, quick: bool) -> None:
+    ceiling = Ceiling(2 << 30)
+    shapes = ["draft 1 layer"] if quick else list(SHAPES)
+    for name, layout, page_size in itertools.product(shapes, LAYOUTS, ROUNDS):
+        geometry = replace(SHAPES[name], page_size=page_size)
+        rates_of(results, ceiling, name, geometry, device_pool(geometry), layout)
+    apart = "MHA 32 layers, each allocated by itself"
+    for layout in () if quick else ("layer_first", "page_first_direct"):
+        geometry = SHAPES["MHA 32 layers"]
+        rates_of(results, ceiling, apart, geometry, layers_apart(geometry), layout)
 
 
-def timed(pools: PairedPools, device: torch.Tensor, host: torch.Tensor, repeats: int) -> Times:
-    """Seconds of backups and load-backs, of the calls alone, and until layer 0 may be used."""
-    times: Times = {name: [] for name in ("backup", "backup_call", "load", "load_call", "first")}
-    for _ in range(repeats + 1):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        moved = pools.backup(device, host)
-        times["backup_call"].append(time.perf_counter() - start)
-        moved.wait()
-        times["backup"].append(time.perf_counter() - start)
-        start = time.perf_counter()
-        loading = pools.load_back(host, device)
-        times["load_call"].append(time.perf_counter() - start)
-        while not loading.arrived(0):
-            pass
-        times["first"].append(time.perf_counter() - start)
-        loading.synchronize()
-        times["load"].append(time.perf_counter() - start)
-    return {name: found[1:] for name, found in times.items()}
-
-
-def rates(results: Results) -> None:
-    for (name, shape), layout, page_size in itertools.product(SHAPES.items(), LAYOUTS, (64, 16, 1)):
-        geometry = replace(shape, page_size=page_size)
-        strategies: tuple[Strategy, ...] = ("auto", "kernel")
-        if page_size == 64:
-            strategies = STRATEGIES
-        elif shape.layers == 1:
-            strategies = ("auto",)
-        for strategy in strategies:
-            one_rate(results, name, device_pool(geometry), layout, strategy)
-    mha = SHAPES["MHA 32 layers"]
-    for layout, page_size in itertools.product(LAYOUTS, (64, 16)):
-        pool = device_pool(replace(mha, page_size=page_size))
-        one_rate(results, "MHA 32 layers, in a row", pool, layout, "auto", scattered=False)
-    for layout in ("layer_first", "page_first_direct"):
-        name = "MHA 32 layers, each allocated by itself"
-        one_rate(results, name, layers_apart(mha), layout, "auto")
-
-
-def one_rate(
+def rates_of(
     results: Results,
+    ceiling: Ceiling,
     name: str,
+    geometry: PageGeometry,
     pool: DevicePool,
     layout: Layout,
-    strategy: Strategy,
-    *,
-    scattered: bool = True,
 ) -> None:
-    count = pool.num_pages
-    pools = PairedPools(pool, host_pages=2 * count, layout=layout, strategy=strategy)
-    size = count * pool.geometry.page_bytes
-    pages, slots = torch.randperm(count), torch.randperm(2 * count)[:count]
-    if not scattered:
-        pages, slots = torch.arange(count), torch.arange(count)
-    pools.backup(pages, slots).wait()
-    kept = [tensor.clone() for tensor in every_tensor(pool)]
-    for tensor in every_tensor(pool):
-        tensor.fill_(0xAB)
-    pools.load_back(slots, pages).synchronize()
-    equal = all(map(torch.equal, kept, every_tensor(pool)))
-    del kept
-    times = timed(pools, pages, slots, 7 if pool.geometry.page_size == 64 else 5)
-    middle = {key: statistics.median(found) for key, found in times.items()}
+    """One shape in one layout, all ways in turns."""
+    count, page_size = pool.num_pages, geometry.page_size
+    size = count * geometry.page_bytes
+    pools = pools_for(pool, layout)
+    ways = {"ceiling": ceiling.way(size)}
+    equal = {}
+    for order in ("random", "in runs of 4", "in a row"):
+        slots = in_order(order, count, count), in_order(order, 2 * count, count)
+        for strategy in STRATEGIES if order == "random" else ("auto",):
+            if strategy == "copy_engine" and page_size == 1:
+                continue  # a copy a token and layer: nobody would choose it
+            way = ours(pools, slots, strategy)
+            way.before()
+            ways[f"{strategy}, {order}"] = way
+            equal[f"{strategy}, {order}"] = comes_back(every_tensor(pool), way.backup, way.load)
+    peers = _peers(results, name, geometry, layout)
+    for path, peer in peers.items():
+        equal[f"SGLang {path}, in place"] = peer.equal()
+        ways[f"SGLang {path}, in place"] = peer.in_place()
+        ways[f"SGLang {path}, asked for"] = peer.asked_for()
+    if not all(equal.values()):
+        raise SystemExit(f"{name}, {layout}, pages of {page_size}: bytes differ: {equal}")
+    found = in_turns(ways, ROUNDS[page_size])
+    add_rates(results, "rates", found, size, shape=name, layout=layout, page_size=page_size)
+    if page_size == 64:
+        _first_layer(results, name, layout, pools, slots)
+    for peer in peers.values():
+        peer.close()
+
+
+def _peers(
+    results: Results, name: str, geometry: PageGeometry, layout: Layout
+) -> dict[str, gpu_peer.Peer]:
+    found = {}
+    for path in gpu_peer.PATHS[layout] if gpu_peer.is_here() else ():
+        if path == "direct" and geometry.page_size < 64:
+            continue  # a call a page and layer: seconds
+        try:
+            found[path] = gpu_peer.Peer(geometry, layout, path)
+        except Exception as error:
+            results.add("peer", shape=name, layout=layout, path=path, error=f"{error!r:.300}")
+        else:
+            about = {"shape": name, "layout": layout, "path": path}
+            results.add("peer", **about, kernels=found[path].kernels)
+    return found
+
+
+def _first_layer(
+    results: Results,
+    name: str,
+    layout: Layout,
+    pools: object,
+    slots: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """When the forward pass could start, by the rule."""
+    pages, host = slots
+    pools.strategy = "auto"  # type: ignore[attr-defined]
+    first, last = [], []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        loading = pools.load_back(host, pages)  # type: ignore[attr-defined]
+        while not loading.arrived(0):
+            pass
+        first.append(time.perf_counter() - start)
+        loading.synchronize()
+        last.append(time.perf_counter() - start)
     results.add(
-        "rates",
+        "first layer",
         shape=name,
         layout=layout,
-        page_size=pool.geometry.page_size,
-        strategy=strategy,
-        MiB=size >> 20,
-        backup_GBps=round(size / middle["backup"] / 1e9, 2),
-        load_GBps=round(size / middle["load"] / 1e9, 2),
-        backup_call_ms=round(middle["backup_call"] * 1e3, 2),
-        load_call_ms=round(middle["load_call"] * 1e3, 2),
-        first_layer_ms=round(middle["first"] * 1e3, 2),
-        load_ms=round(middle["load"] * 1e3, 2),
-        bytes_equal=equal,
+        first_ms=round(statistics.median(first) * 1e3, 2),
+        all_ms=round(statistics.median(last) * 1e3, 2),
     )
 
 
-def pairing(results: Results) -> None:
+def pairing(results: Results, quick: bool) -> None:
     """Target alone and target with draft, in turns."""
+    del quick
     target, draft = SHAPES["MHA 32 layers"], SHAPES["draft 1 layer"]
     pool, draft_pool = device_pool(target), device_pool(draft)
+    count = pool.num_pages
     for layout in LAYOUTS:
-        count = pool.num_pages
-        sides = [PairedPools(pool, host_pages=2 * count, layout=layout) for _ in range(2)]
-        sides[1].register_draft(draft_pool)
-        pages, slots = torch.randperm(count), torch.randperm(2 * count)[:count]
-        found: list[Times] = [{}, {}]
-        for _ in range(7):
-            for side, times in zip(sides, found, strict=True):
-                for key, values in timed(side, pages, slots, 1).items():
-                    times.setdefault(key, []).extend(values)
-        for verb in ("backup", "load"):
-            alone, paired = (statistics.median(times[verb]) for times in found)
+        alone, paired = pools_for(pool, layout), pools_for(pool, layout)
+        paired.register_draft(draft_pool)
+        slots = in_order("random", count, count), in_order("random", 2 * count, count)
+        ways: dict[str, Way] = {
+            "target": ours(alone, slots, "auto"),
+            "pair": ours(paired, slots, "auto"),
+        }
+        tensors = [*every_tensor(pool), *every_tensor(draft_pool)]
+        if not comes_back(tensors, ways["pair"].backup, ways["pair"].load):
+            raise SystemExit(f"pairing, {layout}: bytes differ")
+        found = in_turns(ways, 11)
+        for verb in VERBS:
+            target_s, pair_s = found["target"].middle(verb), found["pair"].middle(verb)
             results.add(
                 "pairing",
                 layout=layout,
                 verb=verb,
-                target_ms=round(alone * 1e3, 2),
-                paired_ms=round(paired * 1e3, 2),
-                added_percent=round(100 * (paired / alone - 1), 2),
+                target_ms=round(target_s * 1e3, 2),
+                pair_ms=round(pair_s * 1e3, 2),
+                added_percent=round(100 * (pair_s / target_s - 1), 2),
                 bytes_percent=round(100 * draft.page_bytes / target.page_bytes, 2),
             )
 
@@ -198,23 +213,34 @@ def report(results: Results, about: Row) -> str:
     lines = ["# Pages between device and host", ""]
     lines += [f"- {name}: {value}" for name, value in about.items()]
     for part, rows in results.rows.items():
-        lines += ["", f"## {part.capitalize()}", "", "| " + " | ".join(rows[0]) + " |"]
-        lines.append("| " + " | ".join("---" for _ in rows[0]) + " |")
-        lines += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in rows]
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        lines += ["", f"## {part.capitalize()}", "", "| " + " | ".join(columns) + " |"]
+        lines.append("| " + " | ".join("---" for _ in columns) + " |")
+        lines += [
+            "| " + " | ".join(_shown(row.get(name)) for name in columns) + " |" for row in rows
+        ]
     return "\n".join(lines) + "\n"
 
 
-PARTS = {
+def _shown(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+PARTS: dict[str, Callable[[Results, bool], None]] = {
     "rates": rates,
     "pairing": pairing,
     "interference": interference,
     "restore": restore,
+    "variants": variants,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; default: all")
+    parser.add_argument(
+        "--parts", default="rates,pairing,interference,restore", help="comma-separated"
+    )
+    parser.add_argument("--quick", action="store_true", help="less of each part, to try it out")
     parser.add_argument("--results", default=str(REPOSITORY / "benchmarks" / "results"))
     parser.add_argument("--name", default="gpu_transfer", help="name of the result files")
     options = parser.parse_args()
@@ -222,13 +248,13 @@ def main() -> None:
         parser.error("needs a CUDA device")
     torch.manual_seed(1)
     results, about = Results(), machine()
-    print(json.dumps(about))
+    print(json.dumps(about), flush=True)
     directory = Path(options.results)
     directory.mkdir(parents=True, exist_ok=True)
-    ceiling(results)
     for part in options.parts.split(","):
-        PARTS[part](results)
-        ceiling(results)
+        began = time.perf_counter()
+        PARTS[part](results, options.quick)
+        print(f"{part} took {time.perf_counter() - began:.0f} s", flush=True)
         everything = {"about": about, "results": results.rows}
         (directory / f"{options.name}.json").write_text(json.dumps(everything, indent=1))
         (directory / f"{options.name}.md").write_text(report(results, about))
