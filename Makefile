@@ -3,6 +3,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 TORCH_VERSION ?= 2.13.0
+# Many tests wait for a timeout or a server: two at a time, a file's tests in one process.
+PARALLEL ?= -n 2 --dist loadfile
 BIN := $(VENV)/bin
 
 .PHONY: help setup demo test sglang sglang-all ceph lint types format bench stress reports docs clean
@@ -29,7 +31,7 @@ demo: $(VENV)/.engine ## the main job: a speculative engine keeps its accept len
 	$(BIN)/python examples/engine/demo.py
 
 test: setup ## all tests that need no GPU; those of Redis need redis-server on the PATH
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 	set -e; for plugin in $(PLUGINS); do $(BIN)/python -m pytest $$plugin -c $$plugin/pyproject.toml; done
 
 sglang: ## real SGLang, its oldest and newest supported release, on the CPU; makes environments in .sglang

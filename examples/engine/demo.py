@@ -43,7 +43,7 @@ if MISSING:
         "pip install -e '.[engine]'"
     )
 
-from processes import StageFailed  # noqa: E402
+from processes import SIGNALS, StageFailed, signals_put_off  # noqa: E402
 from progress import Progress  # noqa: E402
 from report import as_json, for_people, shown_url  # noqa: E402
 from settings import StageSettings  # noqa: E402
@@ -145,14 +145,17 @@ def stopped(_signal: int, _frame: object) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: all ran and every output was equal; 1: it could not run, or one differed."""
     options = parse(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS[1:]:
         signal.signal(number, stopped)
     progress = Progress()
     try:
         with ExitStack() as cleanup:
             store = options.store
             if store is None:
-                folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="hicache-demo-"))
+                with signals_put_off():
+                    folder = cleanup.enter_context(
+                        tempfile.TemporaryDirectory(prefix="hicache-demo-")
+                    )
                 store = f"file://{folder}"
             stages = Stages(settings_from(options, store), progress, verbose=options.verbose)
             stages.run()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +22,7 @@ from settings import StageSettings
 LIMIT_S = 600.0
 TICK_S = 0.1
 SHOWN_LINES = 15
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StageFailed(Exception):
@@ -29,24 +31,23 @@ class StageFailed(Exception):
 
 def run_stage(settings: StageSettings, progress: Progress, *, verbose: bool) -> dict[str, Any]:
     """The result of one stage. However this returns, the process has ended."""
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("stage.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if verbose else log,
-            start_new_session=True,  # Ctrl-C is for this process, which then ends that one
-        )
+    with tempfile.TemporaryFile() as log, ExitStack() as cleanup:
+        with signals_put_off():
+            process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("stage.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None if verbose else log,
+                start_new_session=True,  # Ctrl-C is for this process, which then ends that one
+            )
+            cleanup.callback(_end, process)
         progress.detail("loading torch and the models")
-        try:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it has ended already; its log says why
-                process.stdin.write(json.dumps(asdict(settings)).encode())
-                process.stdin.close()
-            last = _follow(process, progress)
-            process.wait()
-        finally:
-            _end(process)
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended already; its log says why
+            process.stdin.write(json.dumps(asdict(settings)).encode())
+            process.stdin.close()
+        last = _follow(process, progress)
+        process.wait()
         if last.get("event") == "result":
             return last
         if last.get("event") == "error":
@@ -56,6 +57,21 @@ def run_stage(settings: StageSettings, progress: Progress, *, verbose: bool) -> 
         raise StageFailed(
             "\n".join((f"a stage ended with status {process.returncode} and no result", *tail))
         )
+
+
+@contextmanager
+def signals_put_off() -> Iterator[None]:
+    """What comes within is handled at the end. One that raised while a process is being started
+    would leave a process that nobody knows. For the main thread."""
+    came: list[int] = []
+    before = {n: signal.signal(n, lambda number, _: came.append(number)) for n in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def _follow(process: subprocess.Popen[bytes], progress: Progress) -> dict[str, Any]:
@@ -92,5 +108,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(BrokenPipeError):
+                stream.close()

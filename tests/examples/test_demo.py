@@ -11,8 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import demo
+import processes
 import pytest
+from progress import Progress
 from s3_servers import SECRET_KEY, Server, seaweedfs
+from settings import StageSettings
 
 from hicache_storage import open_store
 
@@ -278,6 +282,29 @@ def test_when_stopped_it_ends_its_processes_and_removes_its_folder(number, tempo
     assert "Traceback" not in err
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     assert left_in(temporary) == []
+
+
+@pytest.mark.usefixtures("signals_not_ignored")
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_stop_while_a_process_is_being_started_ends_that_process_too(number, monkeypatch):
+    started = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(processes.subprocess, "Popen", Popen)
+    signal.signal(number, demo.stopped)
+    settings = StageSettings(
+        "memory://", "", "", "mha", "page_first", "", "best_effort", 64, 8, 64, "cpu", 1
+    )
+    with pytest.raises(KeyboardInterrupt):
+        processes.run_stage(settings, Progress(), verbose=False)
+    assert len(started) == 1
+    assert started[0].returncode is not None
+    assert signal.getsignal(number) is demo.stopped
 
 
 @pytest.mark.slow
