@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from . import numa
 
 _log = logging.getLogger(__name__)
 _MEMINFO = Path("/proc/meminfo")
@@ -42,7 +43,13 @@ class HostMemory:
         self.view = memoryview(mapped)
         self.tensor: Tensor = torch.frombuffer(mapped, dtype=torch.uint8)
         self.pinned = pin
+        self.node: int | None = None
+        """The NUMA node that pinned memory was placed on, the current CUDA device's, where there
+        are several."""
         if pin:
+            if torch.cuda.is_available():
+                device = torch.cuda.current_device()
+                self.node = numa.place(self.tensor.data_ptr(), size_bytes, device)
             _register(self.tensor)
             weakref.finalize(self, _unregister, self.tensor).atexit = False
 
