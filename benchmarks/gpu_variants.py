@@ -245,8 +245,8 @@ class KernelBeside(cuda_copies._Loading):
 
 
 def one_call(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: bool) -> None:
-    """K and V of a staging half in one batch, where all are of one length."""
-    if len({(piece.width, piece.height) for piece in copies}) == 1 and copies[0].height == 1:
+    """K and V of a staging half in one batch, where all are of one shape."""
+    if len({piece[2:] for piece in copies}) == 1:
         source, target = (
             torch.cat([torch.from_numpy(piece[end].view("int64")) for piece in copies])
             .numpy()
