@@ -121,7 +121,7 @@ def interference(results: Results, quick: bool) -> None:
             f"{verb}, {strategy}": _twice(pools, slots, strategy, verb)
             for strategy, verb in itertools.product(STRATEGIES, ("backup", "load"))
         }
-        products.measure(results, copies, size, 7, layout=layout)
+        products.measure(results, copies, size, 5, layout=layout)
 
 
 def _twice(pools: PairedPools, slots: Slots, strategy: Any, verb: str) -> Copies:
