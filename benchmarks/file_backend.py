@@ -7,6 +7,10 @@ program then runs there and measures both, else only file://. Each round writes 
 of new pages with either, in an order that alternates, then reads them back while they are in the
 page cache; all bytes are compared. `calls` is what the bare system calls for one file a page
 take. Results go to `benchmarks/results/`.
+
+On ext4 give it a fresh file system (mkfs.ext4 of a file of 40 GB, mount -o loop): the kernel
+looks at every inode that was freed there in the last minutes before it makes a file, which can
+cost five times as much as all else.
 """
 
 from __future__ import annotations
@@ -89,7 +93,10 @@ class Calls:
     """The system calls that one file a page takes, and nothing else."""
 
     def __init__(self, ours: Ours, directory: Path) -> None:
+        from hicache_storage.page import as_spans
+
         self._pool = ours.pool
+        self._spans = [as_spans(self._pool.spans(page)) for page in range(self._pool.num_pages)]
         self._directory = directory
         for shard in range(256):
             (directory / f"{shard:02x}").mkdir(parents=True)
@@ -99,7 +106,7 @@ class Calls:
         for key, page in zip(keys, pages, strict=True):
             path = f"{self._directory}/{key[:2]}/{key}"
             fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            os.pwritev(fd, (header, *self._pool.spans(page)), 0)
+            os.pwritev(fd, (header, *self._spans[page]), 0)
             os.close(fd)
             os.rename(f"{path}.tmp", path)
         return True
@@ -108,7 +115,7 @@ class Calls:
         header = memoryview(bytearray(64))
         for key, page in zip(keys, pages, strict=True):
             fd = os.open(f"{self._directory}/{key[:2]}/{key}", os.O_RDONLY | os.O_CLOEXEC)
-            os.preadv(fd, (header, *self._pool.spans(page)), 0)
+            os.preadv(fd, (header, *self._spans[page]), 0)
             os.close(fd)
         return True
 
@@ -118,12 +125,12 @@ class Bare:
 
     def __init__(self, ours: Ours, keys: list[str]) -> None:
         from hicache_storage.keys import stored_key
-        from hicache_storage.page import make_header
+        from hicache_storage.page import as_spans, make_header
 
         self.keys = keys
         self._backend = ours.backend
         digest = bytes.fromhex(ours.namespace.digest)
-        spans = [ours.pool.spans(page) for page in range(len(keys))]
+        spans = [as_spans(ours.pool.spans(page)) for page in range(len(keys))]
         names = [stored_key(ours.namespace.digest, key) for key in keys]
         frames = [
             (memoryview(make_header(page, digest, key)), *page)
@@ -167,12 +174,14 @@ def measure_pair(
     systems["calls"] = Calls(ours, directory / "calls")
     took: Took = {verb: {name: [] for name in systems} for verb in ("write", "read")}
     pages = list(range(count))
+    keys: list[str] = []
     for number in range(rounds + 1):
-        keys = new_keys(count)
+        keys, written = new_keys(count), keys
         # Every system comes first, second and last equally often.
         turns = list(itertools.permutations(systems))
         order = turns[number % len(turns)]
         for name in order:
+            forget(directory / name, written)
             took_s = timed(systems[name].write, keys, pages)
             if number:  # the first round warms up
                 took["write"][name].append(took_s)
@@ -184,23 +193,21 @@ def measure_pair(
                 raise SystemExit(f"{name} read other bytes than it wrote")
             if number:
                 took["read"][name].append(took_s)
-        settle(directory, keys)
+        os.sync()  # what piled up is not the next round's affair
     ours.store.close()
     return took
 
 
-def settle(directory: Path, keys: list[str]) -> None:
-    """Writes a round's files to the disk and gives their memory back, so that every round finds
-    the machine as the first one did. They stay on the disk: inodes that were freed just now
-    would be costly to get."""
-    os.sync()
+def forget(directory: Path, keys: list[str]) -> None:
+    """Empties files that are on the disk. Called right before a batch is written, so that the batch
+    finds as much free memory, and a virtual machine's host has it all in place: to get a page that
+    was given back to the host costs more than to write it. The files stay: ext4 passes over
+    inodes that were freed in the last minutes one by one, which costs more than all else."""
     wanted = set(keys)
     for folder, _, names in os.walk(directory):
         for name in names:
             if name[:64] in wanted:
-                fd = os.open(os.path.join(folder, name), os.O_RDONLY)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                os.close(fd)
+                os.truncate(os.path.join(folder, name), 0)
 
 
 def checksum(system: Any) -> str:
@@ -221,15 +228,19 @@ def measure_header(directory: Path, rounds: int) -> Took:
     count, geometry, layout = case(MIB, "contiguous")
     ours = Ours(directory / "file", geometry, count, layout)
     pages = list(range(count))
+    written: dict[str, list[str]] = {"store": [], "backend": []}
     for number in range(rounds + 1):
         bare, keys = Bare(ours, new_keys(count)), new_keys(count)
         for verb in took:
             calls = [("store", getattr(ours, verb), keys, pages), ("backend", getattr(bare, verb))]
             for name, call, *arguments in calls if number % 2 else calls[::-1]:
+                if verb == "write":
+                    forget(directory / "file", written[name])
                 took_s = timed(call, *arguments)
                 if number:
                     took[verb][name].append(took_s)
-        settle(directory, keys + bare.keys)
+        written = {"store": keys, "backend": bare.keys}
+        os.sync()
     ours.store.close()
     return took
 
@@ -272,8 +283,6 @@ def main() -> None:
                 took = measure_pair(place, page_bytes, shape, options.rounds, peer_class)
                 rows += file_report.rows(took, page_bytes, shape, SIZES[page_bytes][0])
                 file_report.show(rows[-2:])
-                shutil.rmtree(place)
-                os.sync()
         place = scratch / "header"
         place.mkdir()
         header = measure_header(place, options.rounds)

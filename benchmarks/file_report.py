@@ -226,4 +226,8 @@ def _command(peer: bool) -> str:
     """How to run it again, without this machine's folders."""
     program = f"benchmarks/{Path(sys.argv[0]).name}"
     wanted = ["--peer-python", "PEER/bin/python"] if peer else []
-    return " ".join(["python", program, *wanted, *sys.argv[1:]])
+    given = sys.argv[1:]
+    for folder in ("--directory", "--results"):
+        if folder in given:
+            given[given.index(folder) + 1] = "DIR"
+    return " ".join(["python", program, *wanted, *given])

@@ -18,7 +18,7 @@ stored header equals the one computed from what was read.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import xxhash
@@ -52,6 +52,37 @@ class FlatSpans(SizedSpans):
     """
 
 
+class ScatteredPage:
+    """A page of many short spans, which whoever made it copies as a whole, at less cost than they
+    take one by one.
+
+    To iterate over it gives the spans. `Store` gathers it into memory of its own before it is
+    written, and scatters it once what was read has been checked.
+    """
+
+    __slots__ = ()
+    length_bytes: int
+
+    def gather(self, into: memoryview) -> None:
+        """Copies the page into `length_bytes` bytes in a row."""
+        raise NotImplementedError
+
+    def scatter(self, source: memoryview) -> None:
+        """Copies `length_bytes` bytes in a row to the page's places."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[memoryview]:
+        raise NotImplementedError
+
+
+AnyPage = PageSpans | ScatteredPage
+
+
+def as_page(page: Any, *, writable: bool = False) -> AnyPage:
+    """`page` as it is if it is scattered, else as spans."""
+    return page if isinstance(page, ScatteredPage) else as_spans(page, writable=writable)
+
+
 def as_spans(page: Any, *, writable: bool = False) -> PageSpans:
     """`page` as spans: a buffer, or an iterable of buffers, each contiguous.
 
@@ -60,8 +91,12 @@ def as_spans(page: Any, *, writable: bool = False) -> PageSpans:
     """
     if type(page) is FlatSpans:
         return page
+    if isinstance(page, ScatteredPage):
+        spans = FlatSpans(page)
+        spans.length_bytes = page.length_bytes
+        return spans
     parts: Iterable[Any] = page if isinstance(page, (tuple, list)) else (page,)
-    spans = []
+    found = []
     for part in parts:
         view = part if isinstance(part, memoryview) else memoryview(part)
         if view.format != "B" or view.ndim != 1:
@@ -72,12 +107,14 @@ def as_spans(page: Any, *, writable: bool = False) -> PageSpans:
             raise PageSizeMismatch("a page span must be contiguous; give several spans")
         if writable and view.readonly:
             raise PageSizeMismatch("a span to read into must be writable")
-        spans.append(view)
-    return tuple(spans)
+        found.append(view)
+    return tuple(found)
 
 
-def spans_bytes(spans: Sequence[memoryview]) -> int:
+def spans_bytes(spans: Sequence[memoryview] | ScatteredPage) -> int:
     """Total length of flat byte spans."""
+    if isinstance(spans, ScatteredPage):
+        return spans.length_bytes
     if not isinstance(spans, SizedSpans):
         return sum(map(len, spans))
     if spans.length_bytes is None:
@@ -92,7 +129,7 @@ def framed(header: memoryview, payload: PageSpans) -> PageSpans:
     return page
 
 
-def zero_spans(spans: Sequence[memoryview]) -> None:
+def zero_spans(spans: Iterable[memoryview]) -> None:
     """Fills the spans with zero bytes."""
     for span in spans:
         for start in range(0, len(span), len(_ZEROS)):

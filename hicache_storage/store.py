@@ -25,13 +25,15 @@ from .keys import RECORD_TAG, split_stored_key, stored_key
 from .namespace import RECORD_BYTES, Namespace
 from .page import (
     HEADER_BYTES,
-    PageSpans,
+    AnyPage,
+    as_page,
     as_spans,
     check_page,
     framed,
     make_header,
     spans_bytes,
 )
+from .staging import Staging, gathered, scatter
 
 BAD_PAGES_REMEMBERED = 10_000
 
@@ -68,6 +70,7 @@ class Store:
         renew_lock_in_child(self)
         self._recorded: set[str] = set()
         self._bad: OrderedDict[str, None] = OrderedDict()
+        self._staging = Staging()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -107,9 +110,10 @@ class Store:
         prefix = _names(namespace, prefix_keys)
         stored: list[bool] = []
         for part in self._parts(namespace, len(names)):
+            places = self._staging.places(payloads[part])
             frames = [
-                framed(memoryview(make_header(payload, digest, key)), payload)
-                for key, payload in zip(keys[part], payloads[part], strict=True)
+                framed(memoryview(make_header(gathered(payload, place), digest, key)), place)
+                for key, payload, place in zip(keys[part], payloads[part], places, strict=True)
             ]
             stored += self._caller.batch_set(names[part], frames, _extended(prefix, names, part))
         self._trust(names, stored)
@@ -136,22 +140,24 @@ class Store:
         if not names:
             return []
         headers = memoryview(bytearray(HEADER_BYTES * len(names)))
-        pages = [
-            framed(headers[HEADER_BYTES * i : HEADER_BYTES * (i + 1)], payload)
-            for i, payload in enumerate(payloads)
-        ]
         digest = bytes.fromhex(namespace.digest)
         prefix = _names(namespace, prefix_keys)
         hits: list[bool] = []
         for part in self._parts(namespace, len(names)):
-            arrived = self._caller.batch_get(
-                names[part], pages[part], _extended(prefix, names, part)
-            )
+            places = self._staging.places(payloads[part])
+            frames = [
+                framed(headers[HEADER_BYTES * i : HEADER_BYTES * (i + 1)], place)
+                for i, place in enumerate(places, part.start)
+            ]
+            arrived = self._caller.batch_get(names[part], frames, _extended(prefix, names, part))
             hits += arrived
-            for i, hit in enumerate(arrived, part.start):
+            for i, (hit, frame, place) in enumerate(
+                zip(arrived, frames, places, strict=True), part.start
+            ):
                 if hit:
                     try:
-                        check_page(pages[i][0], payloads[i], digest, keys[i])
+                        check_page(frame[0], place, digest, keys[i])
+                        scatter(place, payloads[i])
                     except CorruptPage as error:
                         hits[i] = False
                         self._put_aside(names[i], error, payloads[i], digest)
@@ -240,19 +246,19 @@ class Store:
 
     def _prepare(
         self, namespace: Namespace, keys: Sequence[str], pages: Sequence[Any], *, writable: bool
-    ) -> tuple[list[str], list[PageSpans]]:
+    ) -> tuple[list[str], list[AnyPage]]:
         """Stored keys and checked spans; raises before any byte moves."""
         if len(keys) != len(pages):
             raise PageSizeMismatch(f"{len(keys)} keys but {len(pages)} pages")
         names = [stored_key(namespace.digest, key) for key in keys]
-        spans = [as_spans(page, writable=writable) for page in pages]
-        for key, page in zip(keys, spans, strict=True):
-            if (found := spans_bytes(page)) != namespace.page_bytes:
+        found = [as_page(page, writable=writable) for page in pages]
+        for key, page in zip(keys, found, strict=True):
+            if (length := spans_bytes(page)) != namespace.page_bytes:
                 raise PageSizeMismatch(
-                    f"page {key} has {found} bytes; its namespace has pages of "
+                    f"page {key} has {length} bytes; its namespace has pages of "
                     f"{namespace.page_bytes}"
                 )
-        return names, spans
+        return names, found
 
     def _parts(self, namespace: Namespace, count: int) -> Iterator[slice]:
         """A batch as the backend wants it: whole, or a few pages a call."""
@@ -261,7 +267,7 @@ class Store:
         for start in range(0, count, step):
             yield slice(start, min(start + step, count))
 
-    def _put_aside(self, name: str, error: CorruptPage, payload: PageSpans, digest: bytes) -> None:
+    def _put_aside(self, name: str, error: CorruptPage, payload: AnyPage, digest: bytes) -> None:
         """Counts and logs a bad page, and deletes it if a second read proves it bad again.
 
         Where it can't be deleted it counts as missing until it is written or read well.

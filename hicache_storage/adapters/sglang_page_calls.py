@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import InvalidKey
-from ..page import PageSpans
+from ..page import AnyPage
 from .sglang_keys import DRAFT, TARGET, keys_by_pool, parse_key
 from .sglang_pools import PoolStorage, flat_spans, is_zero, zero_missed
 from .sglang_server import ServerPools, check_count
@@ -120,7 +120,7 @@ def write_draft_slots(
 def write_pages(
     pool: PoolStorage,
     hashes: Sequence[str],
-    pages: Sequence[PageSpans],
+    pages: Sequence[AnyPage],
     prefix: Sequence[str] | None = None,
 ) -> list[bool]:
     """Stores pages, except for draft pages of nothing but zeros: those were lost once, and

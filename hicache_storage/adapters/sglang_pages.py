@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, PageSizeMismatch
-from ..page import FlatSpans, PageSpans, zero_spans
+from ..page import AnyPage, FlatSpans, PageSpans, zero_spans
+from ..pools.short_rows import ShortRows, short_rows
 
 MOST_RUNS = 4096
 """Runs of a page beyond which a copy is cheaper."""
@@ -66,11 +67,11 @@ class HostPages:
                 raise PageSizeMismatch(f"host index {start} is outside of the pool")
         return [start // self.page_size for start in starts]
 
-    def to_write(self, pages: Sequence[int]) -> list[PageSpans]:
+    def to_write(self, pages: Sequence[int]) -> list[AnyPage]:
         """The pages' bytes, in place or copied."""
         raise NotImplementedError
 
-    def to_read(self, pages: Sequence[int]) -> tuple[list[PageSpans], Callable[[list[bool]], None]]:
+    def to_read(self, pages: Sequence[int]) -> tuple[list[AnyPage], Callable[[list[bool]], None]]:
         """Spans to read pages into, and what to call with the hits afterwards."""
         raise NotImplementedError
 
@@ -92,16 +93,22 @@ class InPlacePages(HostPages):
         self._stretches = tuple(
             (run.memory[run.start :], paces.index((run.step, run.length))) for run in runs
         )
+        self._short = None
+        if len(paces) == 1 and all(run.memory is runs[0].memory for run in runs):
+            starts, (step, length) = [run.start for run in runs], paces[0]
+            self._short = short_rows(runs[0].memory, starts, step, length, self.num_pages)
 
-    def spans(self, page: int) -> PageSpans:
+    def spans(self, page: int) -> AnyPage:
+        if self._short is not None:
+            return ShortRows(self._short[page], self.page_bytes)
         # One slice object serves all runs of a pace: a layer-first page has many of them.
         cuts = [slice(page * step, page * step + length) for step, length in self._paces]
         return FlatSpans([stretch[cuts[pace]] for stretch, pace in self._stretches])
 
-    def to_write(self, pages: Sequence[int]) -> list[PageSpans]:
+    def to_write(self, pages: Sequence[int]) -> list[AnyPage]:
         return [self.spans(page) for page in pages]
 
-    def to_read(self, pages: Sequence[int]) -> tuple[list[PageSpans], Callable[[list[bool]], None]]:
+    def to_read(self, pages: Sequence[int]) -> tuple[list[AnyPage], Callable[[list[bool]], None]]:
         return self.to_write(pages), lambda hits: None
 
     def zero(self, page: int) -> None:
@@ -118,13 +125,13 @@ class CopiedPages(HostPages):
         empty = pool.get_dummy_flat_data_page()
         self.page_bytes = empty.numel() * empty.element_size()
 
-    def to_write(self, pages: Sequence[int]) -> list[PageSpans]:
+    def to_write(self, pages: Sequence[int]) -> list[AnyPage]:
         return [
             tensor_spans(self.pool.get_data_page(page * self.page_size, flat=True).contiguous())
             for page in pages
         ]
 
-    def to_read(self, pages: Sequence[int]) -> tuple[list[PageSpans], Callable[[list[bool]], None]]:
+    def to_read(self, pages: Sequence[int]) -> tuple[list[AnyPage], Callable[[list[bool]], None]]:
         flat = [self.pool.get_dummy_flat_data_page() for _ in pages]
 
         def finish(hits: list[bool]) -> None:

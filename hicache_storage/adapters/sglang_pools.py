@@ -11,7 +11,7 @@ from ..edge import StorageEdge
 from ..errors import PageSizeMismatch
 from ..keys import tagged_key
 from ..namespace import Namespace
-from ..page import PageSpans, zero_spans
+from ..page import AnyPage, zero_spans
 from ..pairing import PairedStore
 from ..store import Store
 from .sglang_keys import key_tag
@@ -51,7 +51,7 @@ class PoolStorage:
         return self.edge.exists(self._keys(hashes), self._prefix(prefix)).usable
 
     def write(
-        self, hashes: Sequence[str], pages: Sequence[PageSpans], prefix: Sequence[str] | None = None
+        self, hashes: Sequence[str], pages: Sequence[AnyPage], prefix: Sequence[str] | None = None
     ) -> list[bool]:
         """Stores pages; True for each that is stored, or another rank's to store."""
         return self._measured(
@@ -64,7 +64,7 @@ class PoolStorage:
     def read(
         self,
         hashes: Sequence[str],
-        buffers: Sequence[PageSpans],
+        buffers: Sequence[AnyPage],
         prefix: Sequence[str] | None = None,
     ) -> list[bool]:
         """Reads pages into their buffers; True for each that arrived. Those of a miss hold
@@ -119,12 +119,12 @@ class PoolStorage:
         return None if prefix is None else self._keys(prefix)
 
 
-def flat_spans(tensors: Sequence[Any]) -> list[PageSpans]:
+def flat_spans(tensors: Sequence[Any]) -> list[AnyPage]:
     """Flat tensors as spans to read from or, if they are contiguous, to read into."""
     return [tensor_spans(tensor) for tensor in tensors]
 
 
-def is_zero(page: PageSpans) -> bool:
+def is_zero(page: AnyPage) -> bool:
     """Whether a page has nothing but zero bytes."""
     for span in page:
         for start in range(0, len(span), len(_ZEROS)):
@@ -134,7 +134,7 @@ def is_zero(page: PageSpans) -> bool:
     return True
 
 
-def zero_missed(buffers: Sequence[PageSpans], hits: Sequence[bool]) -> None:
+def zero_missed(buffers: Sequence[AnyPage], hits: Sequence[bool]) -> None:
     """Fills the buffers of misses with zeros, whatever a failed read left in them."""
     for buffer, hit in zip(buffers, hits, strict=True):
         if not hit:

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..page import FlatSpans, PageSpans
+from ..page import AnyPage, FlatSpans
 from . import layouts
 from .geometry import PageGeometry
 from .indices import page_list
 from .layouts import Layout, Piece
 from .memory import HostMemory
+from .short_rows import ShortRows, short_rows
 
 
 class HostPool:
@@ -46,6 +47,10 @@ class HostPool:
             for piece in self.pieces
         ]
         self._lengths = {length for _, length in self._stretches}
+        self._short = None
+        if len(self._lengths) == 1:
+            starts, (length,) = [piece.start for piece in self.pieces], self._lengths
+            self._short = short_rows(self._memory.view, starts, length, length, num_pages)
         self.parts = self._parts()
         self._rows = tuple(
             layouts.by_page(layout, geometry.page_size, part.view(torch.uint8))
@@ -77,11 +82,13 @@ class HostPool:
             self.num_pages, piece.length
         )
 
-    def spans(self, index: int) -> PageSpans:
+    def spans(self, index: int) -> AnyPage:
         """The page in slot `index`, in place: writable memoryviews over the pool itself, which
         keep its memory alive. All of K, then all of V."""
         if not 0 <= index < self.num_pages:
             raise IndexError(f"page {index} is outside of the pool's {self.num_pages} pages")
+        if self._short is not None:
+            return ShortRows(self._short[index], self.geometry.page_bytes)
         # One slice object serves all spans of a length: a layer-first page has many of them.
         cut = {n: slice(index * n, index * n + n) for n in self._lengths}
         page = FlatSpans([stretch[cut[n]] for stretch, n in self._stretches])

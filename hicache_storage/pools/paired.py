@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..namespace import Namespace
-from ..page import PageSpans
+from ..page import AnyPage
 from . import memory
 from .allocator import PageAllocator
 from .device import DevicePool, paged_part
@@ -147,11 +147,11 @@ class PairedPools:
         self._loads.add(loading, device_indices, host_indices)
         return loading
 
-    def target_spans(self, host_indices: Tensor) -> list[PageSpans]:
+    def target_spans(self, host_indices: Tensor) -> list[AnyPage]:
         """The target's pages in these host slots, in place."""
         return _spans(self.host, host_indices)
 
-    def draft_spans(self, host_indices: Tensor) -> list[PageSpans] | None:
+    def draft_spans(self, host_indices: Tensor) -> list[AnyPage] | None:
         """The draft's pages in these host slots, in place; None without a draft."""
         return None if self.draft_host is None else _spans(self.draft_host, host_indices)
 
@@ -244,6 +244,6 @@ def _paged(name: str, pool: object) -> DevicePool:
     return paged
 
 
-def _spans(host: HostPool, host_indices: Tensor) -> list[PageSpans]:
+def _spans(host: HostPool, host_indices: Tensor) -> list[AnyPage]:
     slots: Sequence[int] = page_list("host_indices", host_indices, host.num_pages).tolist()
     return [host.spans(slot) for slot in slots]

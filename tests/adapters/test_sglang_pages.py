@@ -21,6 +21,7 @@ from adapters.fake_sglang import (
 
 from hicache_storage import ConfigError, PageSizeMismatch
 from hicache_storage.adapters.sglang_pages import InPlacePages, host_pages, tensor_spans
+from hicache_storage.page import ScatteredPage
 
 POOLS = [
     pytest.param(cls, {"layout": layout, "page_size": size, "dtype": dtype, **shape}, id=name)
@@ -59,6 +60,23 @@ def test_a_read_fills_its_page_and_no_other(cls: Any, options: Any) -> None:
     finish([True])
     after = [page_bytes(pool, page) for page in range(pool.page_num)]
     assert after == [*before[:3], page_bytes(other, 5), *before[4:]]
+
+
+@pytest.mark.parametrize(("cls", "layers"), [(MhaHostPool, 4), (MlaHostPool, 8)])
+def test_a_page_of_many_short_rows_is_copied_as_a_whole(cls: Any, layers: int) -> None:
+    pool, other = (cls("layer_first", layers=layers) for _ in range(2))
+    fill(pool)
+    (page,) = host_pages(pool).to_write([2])
+    assert isinstance(page, ScatteredPage)
+    copy = bytearray(page.length_bytes)
+    page.gather(memoryview(copy))
+    assert copy == page_bytes(pool, 2)
+    (place,), finish = host_pages(other).to_read([1])
+    assert isinstance(place, ScatteredPage)
+    place.scatter(memoryview(copy))
+    finish([True])
+    assert page_bytes(other, 1) == copy
+    assert not any(page_bytes(other, 0) + page_bytes(other, 2))
 
 
 def test_a_layer_first_page_is_all_of_k_and_then_all_of_v() -> None:

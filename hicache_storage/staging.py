@@ -1,0 +1,62 @@
+"""Staging: pages of short rows in one stretch, on their way to and from a backend.
+
+Sixty-four short spans cost more as objects, in the checksum and in the vectored call than their
+bytes cost to copy, and what was copied just now is still in the processor's cache
+(docs/decisions/0006-staging-of-short-rows.md has the figures).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from .page import AnyPage, FlatSpans, PageSpans, ScatteredPage, as_spans
+
+KEPT_BYTES = 32 << 20
+"""Most memory of a thread; pages of a call that need more are moved in place. New memory for each
+call would cost more than it saves."""
+
+
+class Staged(FlatSpans):
+    """A place in a thread's own memory, for one page."""
+
+
+class Staging(threading.local):
+    """A thread's own memory for the scattered pages of one call."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(bytearray())
+
+    def places(self, pages: Sequence[AnyPage]) -> list[PageSpans]:
+        """Spans for a backend: the pages' own or, of scattered pages, Staged ones, which are the
+        caller's until this thread's next call."""
+        needed = sum(page.length_bytes for page in pages if isinstance(page, ScatteredPage))
+        if needed > KEPT_BYTES:
+            return [as_spans(page) for page in pages]
+        if needed > len(self._memory):
+            self._memory = memoryview(bytearray(needed))
+        found: list[PageSpans] = []
+        start = 0
+        for page in pages:
+            if isinstance(page, ScatteredPage):
+                end = start + page.length_bytes
+                place = Staged((self._memory[start:end],))
+                place.length_bytes = page.length_bytes
+                found.append(place)
+                start = end
+            else:
+                found.append(page)
+        return found
+
+
+def gathered(page: AnyPage, place: PageSpans) -> PageSpans:
+    """The page's bytes at its place, copied there if it is staged."""
+    if type(place) is Staged:
+        page.gather(place[0])  # type: ignore[union-attr]
+    return place
+
+
+def scatter(place: PageSpans, page: AnyPage) -> None:
+    """Copies what is at the place to the page, if it is staged."""
+    if type(place) is Staged:
+        page.scatter(place[0])  # type: ignore[union-attr]
