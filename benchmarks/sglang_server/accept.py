@@ -7,7 +7,7 @@ from hicache_storage.keys import HashMode, page_hashes
 from .run import Run
 from .server import Answer, Server
 
-PROMPT_TOKENS, NEW_TOKENS = 1024, 200
+PROMPT_TOKENS, NEW_TOKENS = 1024, 400
 COLD, RESTARTED = "cold", "restarted"
 BEST_EFFORT, REQUIRED, HEALED = "drafts deleted, best_effort", "drafts deleted, required", "healed"
 

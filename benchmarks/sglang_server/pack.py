@@ -143,7 +143,10 @@ def requirements(wheel: Path, names: Iterable[str]) -> list[str]:
         metadata = opened.read(name).decode()
     found = []
     for package in names:
-        pattern = rf"^Requires-Dist: ({re.escape(package)})(?:\[[\w,]+\])?\s*\(?([^;)\n]*)"
+        extras = r"(?:\[[\w,-]+\])?"
+        pattern = (
+            rf"^Requires-Dist: ({re.escape(package)}){extras} ?\(?((?:[=<>!~][^;)\n]*)?)[;)\n]"
+        )
         if match := re.search(pattern, metadata, re.MULTILINE):
             found.append(f"{match[1]}{match[2].replace(' ', '')}")
     return found

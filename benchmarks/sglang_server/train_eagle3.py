@@ -26,14 +26,14 @@ from corpus import Batch
 from model import DraftConfig, EagleHead, Target, TargetConfig, save_pair
 
 VOCABULARY = 1024
-PROMPT_TOKENS, NEW_TOKENS = 1024, 200
+PROMPT_TOKENS, NEW_TOKENS = 1024, 400
 # share of the time, tokens of a sequence, sequences, shortest and longest document
 TARGET_PHASES: list[train.Phase] = [
     (0.2, 128, 192, 16, 72),
     (0.2, 512, 64, 32, 320),
-    (0.6, 1408, 32, 64, 1200),
+    (0.6, 1536, 28, 64, 1200),
 ]
-DRAFT_PHASES: list[train.Phase] = [(0.2, 512, 64, 32, 320), (0.8, 1408, 24, 64, 1200)]
+DRAFT_PHASES: list[train.Phase] = [(0.2, 512, 64, 32, 320), (0.8, 1536, 20, 64, 1200)]
 TINY_PHASES: list[train.Phase] = [(1.0, 48, 32, 6, 20)]
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "engine"))
     import benchmarks.sglang_server.checkpoints
     import benchmarks.sglang_server.demands
+    import benchmarks.sglang_server.pack
     import benchmarks.sglang_server.stores
 
     yield benchmarks.sglang_server
@@ -133,6 +135,16 @@ def test_pages_of_one_rank_and_kind_are_deleted_and_no_others(
         "draft 0/2": 4, "draft 1/2": 2, "target 0/2": 4, "target 1/2": 4,
     }  # fmt: skip
     assert package.stores.count_pages(place, chosen)["target 1/2"] == 2
+
+
+def test_a_requirement_is_that_of_the_package_itself(package: ModuleType, tmp_path: Path) -> None:
+    wheel = tmp_path / "x.whl"
+    required = ["openai-harmony==0.0.4", "openai==2.6.1", "transformers[torch] (>=5,<6)", "rich"]
+    lines = "".join(f"Requires-Dist: {one}\n" for one in required)
+    with zipfile.ZipFile(wheel, "w") as opened:
+        opened.writestr("x.dist-info/METADATA", f"Name: x\n{lines}Requires-Dist: a; extra == 'a'\n")
+    found = package.pack.requirements(wheel, ("openai", "transformers", "rich", "a", "none"))
+    assert found == ["openai==2.6.1", "transformers>=5,<6", "rich", "a"]
 
 
 def test_widened_latent_attention_computes_the_same(package: ModuleType) -> None:
