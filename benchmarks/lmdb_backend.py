@@ -16,6 +16,11 @@ changes it less.
 - lookup: `exists` of the 128 pages.
 
 Results go to `benchmarks/results/`.
+
+In a virtual machine run it in a memory cgroup of 1.5 GB, so that the page cache reuses its
+memory: a page that was given back to the host costs ten times as much to get as to write. As
+directory give it a fresh ext4 (of a file, by a loop device with direct I/O), where no inode was
+freed lately.
 """
 
 from __future__ import annotations
@@ -55,6 +60,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--directory", help="where to write the pages; default: a temporary one")
     parser.add_argument("--rounds", type=int, default=15, help="rounds that count (default 15)")
+    parser.add_argument("--note", default="", help="how it was run, for the report")
     parser.add_argument("--name", default="lmdb_backend", help="name of the result files")
     parser.add_argument("--warm", action="store_true", help="no cold reads, no waits for the disk")
     parser.add_argument("--quick", action="store_true", help="three rounds, to see that it runs")

@@ -256,6 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--directory", help="where to write the pages; default: a temporary one")
     parser.add_argument("--rounds", type=int, default=9, help="rounds that count (default 9)")
+    parser.add_argument("--note", default="", help="how it was run, for the report")
     parser.add_argument("--only", default="", help="layout, commit, copy or cold")
     parser.add_argument("--results", default=str(REPOSITORY / "benchmarks" / "results"))
     options = parser.parse_args()

@@ -147,6 +147,7 @@ def headline(
         f"Python {about['python']}, lmdb {about['lmdb']}. Batches of 128 pages; medians of "
         f"{about['rounds']} rounds in alternating order. Load average while it ran: "
         f"{', '.join(map(str, about['load']))}."
+        f"{' ' + options.note if options.note else ''}"
     )
     return about, text
 
