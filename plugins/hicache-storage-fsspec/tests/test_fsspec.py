@@ -252,3 +252,18 @@ def test_wrong_options_are_refused(given: dict[str, Any], words: str) -> None:
 def test_secrets_are_in_no_text() -> None:
     config = FsspecConfig("s3", "b/p", {"secret": "s3cr3t-word"})
     assert "s3cr3t-word" not in repr(config) + repr(FsspecBackend(config))
+
+
+@pytest.mark.parametrize("protocol", ["file", "local"])
+def test_a_local_path_is_absolute_whatever_directory_is_current(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    with open_store(f"fsspec://{protocol}{tmp_path}/pages") as store:
+        assert store.batch_set(NAMESPACE, KEYS[:1], PAGES[:1]) == [True]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "pages"]
+    assert list(elsewhere.iterdir()) == []
+    with local(tmp_path / "pages") as store:
+        assert read(store, KEYS[:1]) == [1]

@@ -31,7 +31,7 @@ from hicache_storage.keys import split_page_key, split_stored_key
 from hicache_storage.page import spans_bytes
 
 from .config import FsspecConfig
-from .filesystem import FileSystem
+from .filesystem import BUCKETS, FileSystem
 
 LOOKED_UP_AT_ONCE = 128
 TEMPORARY = ".writing-"
@@ -60,9 +60,10 @@ class FsspecBackend:
     def open(self) -> None:
         """Reaches the file system, and sweeps what dead writers left behind."""
         files = self._files.get()
-        self._root = files._strip_protocol(self.config.path).rstrip("/")
-        if self.config.protocol in ("file", "local"):
-            self._root = os.path.abspath(f"/{self._root.lstrip('/')}")
+        path = self.config.path
+        if self.config.protocol not in BUCKETS:
+            path = f"/{path.lstrip('/')}"  # or it would start from whatever directory is current
+        self._root = files._strip_protocol(path).rstrip("/")
         try:
             files.exists(self._root)
         except Exception as error:

@@ -12,7 +12,9 @@ from hicache_storage import BackendUnavailable, ConfigError
 
 from .config import FsspecConfig, storage_options
 
-ATOMIC_PUT = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci", "tos", "r2", "memory"}
+BUCKETS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci", "tos", "r2"}
+"""Protocols whose paths begin with the name of a bucket."""
+ATOMIC_PUT = BUCKETS | {"memory"}
 """Protocols where a write to a name appears whole or not at all."""
 
 
