@@ -74,7 +74,8 @@ def test_the_least_recently_used_go_first_over_restarts_too(tmp_path: Path) -> N
     first.close()
     second = opened(tmp_path, capacity=100 * PAGE, recency_s=0.0, low_watermark=0.5)
     assert store(second, range(100, 110)) == [True] * 10
-    assert settled(second, 50 * PAGE) <= 50 * PAGE
+    # What is written while pages go comes on top of the low mark.
+    assert settled(second, 60 * PAGE) <= 60 * PAGE
     there = [path_of(tmp_path, number).exists() for number in range(70)]
     assert there[:13] == [True] * 13
     assert there[13:] == sorted(there[13:])
@@ -184,17 +185,18 @@ def test_files_removed_by_hand_make_room_again(tmp_path: Path) -> None:
 def test_files_put_there_by_hand_are_counted_at_the_next_recount(tmp_path: Path) -> None:
     donor = opened(tmp_path / "donor")
     assert store(donor, range(50)) == [True] * 50
-    backend = opened(tmp_path / "root", capacity=100 * PAGE, resync_s=0.01)
+    backend = opened(tmp_path / "root", capacity=1000 * PAGE, resync_s=0.01)
     assert store(backend, range(50, 60)) == [True] * 10
     for number in range(50):
         path_of(tmp_path / "root", number).parent.mkdir(exist_ok=True)
         path_of(tmp_path / "donor", number).rename(path_of(tmp_path / "root", number))
-    time.sleep(0.02)
-    assert store(backend, [60]) == [True]
-    end_s = time.monotonic() + 30
-    while backend.usage().pages != 61 and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert backend.usage().stored_bytes == 61 * PAGE
+    # Writes notice that a recount is due; one may have been under way while files were moved.
+    for number in range(60, 460):
+        time.sleep(0.02)
+        assert store(backend, [number]) == [True]
+        if backend.usage().pages == number + 1:
+            break
+    assert backend.usage().stored_bytes == (number + 1) * PAGE
 
 
 def test_the_namespace_s_record_is_evicted_after_all_pages(

@@ -21,7 +21,9 @@ def run(pytester, text, *arguments):
 
 
 @pytest.mark.parametrize(
-    "value", [lambda self: None, None, property(lambda self: None), 0], ids=repr
+    "value",
+    [lambda self: None, None, property(lambda self: None), 0],
+    ids=["function", "none", "property", "number"],
 )
 def test_a_suite_that_overrides_a_clause_is_refused(value):
     with pytest.raises(TypeError, match=REFUSED):

@@ -16,12 +16,13 @@ from .names import NAMESPACE_NAME
 from .reading import Reading
 from .removing import Removing
 from .root import require
-from .session import Session
+from .session import LARGE_PAGE_THREADS, Session
 from .walk import pages
 from .writing import Writing
 
 CALL_BYTES = 2 << 20
-"""What one call takes on: little enough for a processor's caches, enough to hide its own cost."""
+"""What one call takes on for each thread: little enough for a processor's caches, enough to hide
+its own cost."""
 
 
 class FileBackend:
@@ -37,9 +38,9 @@ class FileBackend:
 
     def __init__(self, config: FileConfig) -> None:
         self._config = config
-        # One thread serves a call page by page, and directories are synced once a call.
-        one_by_one = config.io_threads == 1 and config.durability == "none"
-        self.call_bytes = CALL_BYTES if one_by_one else None
+        threads = config.io_threads or LARGE_PAGE_THREADS
+        # Directories are synced once a call.
+        self.call_bytes = CALL_BYTES * threads if config.durability == "none" else None
         self._session: Session | None = None
         self._renewing = threading.Lock()
 

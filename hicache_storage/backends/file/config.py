@@ -33,7 +33,11 @@ class FileConfig:
         "fsync: pages are on the disk before they count as stored.",
     )
     read_only: bool = option(False, doc="Never write; every set answers False.")
-    io_threads: int = option(1, doc="Threads that serve one batch; more help only on cold disks.")
+    io_threads: int | None = option(
+        None,
+        doc="Threads that serve one batch, the caller's among them; more help on cold disks. "
+        "None: 2 for pages of 512 KiB and more, else 1.",
+    )
     recency_s: float = option(
         60.0, unit="seconds", doc="How stale a page's recorded last use may be; 0: exact."
     )
@@ -63,7 +67,7 @@ class FileConfig:
                 raise ConfigError(
                     f"backend 'file': {name} must not be negative, got {getattr(self, name)}"
                 )
-        if not 1 <= self.io_threads <= 32:
+        if self.io_threads is not None and not 1 <= self.io_threads <= 32:
             raise ConfigError(f"backend 'file': io_threads must be 1 to 32, got {self.io_threads}")
         if self.resync_s <= 0:
             raise ConfigError(f"backend 'file': resync_s must be above 0, got {self.resync_s}")

@@ -7,12 +7,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from ...errors import BackendUnavailable
 from ...failures import FailureLog
-from ...page import PageSpans
+from ...page import PageSpans, spans_bytes
 from ..mounts import trust
 from .config import FileConfig
 from .directories import Directories
@@ -24,6 +24,10 @@ from .writers import Writer, sweep
 
 SWEEP_WAIT_S = 5.0
 """Longest time that opening waits for the removal of dead writers' files; it goes on behind."""
+
+LARGE_PAGE_BYTES = 512 << 10
+"""Size of page from which the kernel's copy outweighs what threads cost each other."""
+LARGE_PAGE_THREADS = 2
 
 BatchWork = Callable[[list[str], list[PageSpans]], list[bool]]
 
@@ -69,23 +73,32 @@ class Session:
 
     def spread(self, work: BatchWork, keys: list[str], pages: list[PageSpans]) -> list[bool]:
         """`work` on all of a batch, by as many threads as the options say; answers in order."""
-        threads = min(self.config.io_threads, len(keys))
+        threads = self._threads(pages)
         if threads == 1:
             return work(keys, pages)
         with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.config.io_threads, "hicache-file")
+                most = self.config.io_threads or LARGE_PAGE_THREADS
+                self._pool = ThreadPoolExecutor(most - 1, "hicache-file")
             pool = self._pool
         parts = [slice(i, None, threads) for i in range(threads)]
-        futures = [pool.submit(work, keys[part], pages[part]) for part in parts]
-        answers = [False] * len(keys)
+        others = [pool.submit(work, keys[part], pages[part]) for part in parts[1:]]
         # All must be over before any error is raised: they read and write the caller's memory.
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
-        for part, future in zip(parts, futures, strict=True):
+        try:
+            own = work(keys[parts[0]], pages[parts[0]])
+        finally:
+            wait(others)
+        answers = [False] * len(keys)
+        answers[parts[0]] = own
+        for part, future in zip(parts[1:], others, strict=True):
             answers[part] = future.result()
         return answers
+
+    def _threads(self, pages: list[PageSpans]) -> int:
+        if self.config.io_threads is not None:
+            return min(self.config.io_threads, len(pages))
+        large = bool(pages) and spans_bytes(pages[0]) >= LARGE_PAGE_BYTES
+        return min(LARGE_PAGE_THREADS, len(pages)) if large else 1
 
     def close(self) -> None:
         """Ends threads, closes descriptors, takes this process off the list of writers."""
