@@ -15,7 +15,7 @@ PACKAGE = Path(hicache_storage.__file__).parent
 LOWER_FIRST = (
     ("errors", "forking"),
     ("keys", "page", "namespace", "failures", "config"),
-    ("hookspecs",),
+    ("hookspecs", "staging"),
     ("calling", "discovery"),
     ("store",),
     ("middleware", "backends", "opening", "pairing"),
