@@ -29,8 +29,8 @@ What a backend may declare, as a class or instance attribute `scope`, is who sha
 - "exclusive": pages survive closing, but one process at a time has the store open;
 - "process": pages live in this one backend object and end with it, as with memory://.
 
-A backend that serves the pages of a batch one after the other may declare `call_bytes`: Store
-then calls it with about so many bytes at a time, so that a page is still in the processor's
+A backend that serves a few pages of a batch at a time may declare `call_bytes`: Store then calls
+it with about so many bytes, and two pages at least, so that a page is still in the processor's
 cache between its checksum and its copy. Without it a call has the whole batch.
 """
 

@@ -261,9 +261,10 @@ class Store:
         return names, found
 
     def _parts(self, namespace: Namespace, count: int) -> Iterator[slice]:
-        """A batch as the backend wants it: whole, or a few pages a call."""
+        """A batch as the backend wants it: whole, or a few pages a call; two at least, for a
+        backend that works on several at once."""
         limit = self._caller.call_bytes
-        step = count if limit is None else max(limit // namespace.page_bytes, 1)
+        step = count if limit is None else max(limit // namespace.page_bytes, 2)
         for start in range(0, count, step):
             yield slice(start, min(start + step, count))
 
