@@ -16,7 +16,7 @@ from .names import NAMESPACE_NAME
 from .reading import Reading
 from .removing import Removing
 from .root import require
-from .session import LARGE_PAGE_THREADS, Session
+from .session import READ_BY_THREADS_BYTES, THREADS, WRITTEN_BY_THREADS_BYTES, Session
 from .walk import pages
 from .writing import Writing
 
@@ -38,7 +38,7 @@ class FileBackend:
 
     def __init__(self, config: FileConfig) -> None:
         self._config = config
-        threads = config.io_threads or LARGE_PAGE_THREADS
+        threads = config.io_threads or THREADS
         # Directories are synced once a call.
         self.call_bytes = CALL_BYTES * threads if config.durability == "none" else None
         self._session: Session | None = None
@@ -54,12 +54,16 @@ class FileBackend:
         if not session.may_write:
             session.failures.note("write", session.refusal)
             return [False] * len(keys)
-        return session.spread(lambda k, p: Writing(session).run(k, p), keys, pages)
+        return session.spread(
+            lambda k, p: Writing(session).run(k, p), keys, pages, WRITTEN_BY_THREADS_BYTES
+        )
 
     @hookimpl
     def batch_get(self, keys: list[str], buffers: list[PageSpans]) -> list[bool]:
         session = self._here()
-        answers = session.spread(lambda k, b: Reading(session).run(k, b), keys, buffers)
+        answers = session.spread(
+            lambda k, b: Reading(session).run(k, b), keys, buffers, READ_BY_THREADS_BYTES
+        )
         if not all(answers):
             require(session.root.path)
         return answers

@@ -25,9 +25,11 @@ from .writers import Writer, sweep
 SWEEP_WAIT_S = 5.0
 """Longest time that opening waits for the removal of dead writers' files; it goes on behind."""
 
-LARGE_PAGE_BYTES = 512 << 10
-"""Size of page from which the kernel's copy outweighs what threads cost each other."""
-LARGE_PAGE_THREADS = 2
+THREADS = 2
+"""Threads that serve a batch unless the options say it, where that is faster: with pages from these
+sizes on the kernel's part of the work outweighs what threads cost each other."""
+WRITTEN_BY_THREADS_BYTES = 64 << 10
+READ_BY_THREADS_BYTES = 256 << 10
 
 BatchWork = Callable[[list[str], list[PageSpans]], list[bool]]
 
@@ -71,14 +73,17 @@ class Session:
                 self._writer = self._writer or Writer(self.root.writers)
         return temp_name(self._writer.id, next(self._numbers))
 
-    def spread(self, work: BatchWork, keys: list[str], pages: list[PageSpans]) -> list[bool]:
-        """`work` on all of a batch, by as many threads as the options say; answers in order."""
-        threads = self._threads(pages)
+    def spread(
+        self, work: BatchWork, keys: list[str], pages: list[PageSpans], from_bytes: int
+    ) -> list[bool]:
+        """`work` on all of a batch, by as many threads as the options say, or by THREADS if pages
+        have `from_bytes` or more; answers in order."""
+        threads = self._threads(pages, from_bytes)
         if threads == 1:
             return work(keys, pages)
         with self._lock:
             if self._pool is None:
-                most = self.config.io_threads or LARGE_PAGE_THREADS
+                most = self.config.io_threads or THREADS
                 self._pool = ThreadPoolExecutor(most - 1, "hicache-file")
             pool = self._pool
         parts = [slice(i, None, threads) for i in range(threads)]
@@ -94,11 +99,11 @@ class Session:
             answers[part] = future.result()
         return answers
 
-    def _threads(self, pages: list[PageSpans]) -> int:
-        if self.config.io_threads is not None:
-            return min(self.config.io_threads, len(pages))
-        large = bool(pages) and spans_bytes(pages[0]) >= LARGE_PAGE_BYTES
-        return min(LARGE_PAGE_THREADS, len(pages)) if large else 1
+    def _threads(self, pages: list[PageSpans], from_bytes: int) -> int:
+        threads = self.config.io_threads
+        if threads is None:
+            threads = THREADS if pages and spans_bytes(pages[0]) >= from_bytes else 1
+        return max(min(threads, len(pages)), 1)
 
     def close(self) -> None:
         """Ends threads, closes descriptors, takes this process off the list of writers."""
