@@ -37,16 +37,6 @@ STORES: dict[str, tuple[str, Callable[[Places], str]]] = {
     "redis cluster": ("redis://, a cluster of three", Places.redis_cluster),
     "tier of lmdb over s3": ("tier:// of lmdb over s3 on SeaweedFS", Places.tier),
 }
-NOTES = {
-    "file with a capacity": "Not settled: the report below is the last of four whole runs on the "
-    "present code, and in "
-    "two of the four clause 8.6 failed (pages answered True were missing right after their "
-    "batch). In the four runs before `usage` counted files while room is reserved, 8.5 failed "
-    "each time. Likely, not proven: room that a killed writer of an earlier clause had "
-    "reserved still counts, and 8.6 opens the same directory with a capacity of 4 MiB. With a "
-    "directory for each clause, as pytest gives, neither has been seen to fail.",
-}
-"""What a single run doesn't show, by store. Stays until the fault is mended."""
 HEAD = """\
 # Conformance reports
 
@@ -88,13 +78,10 @@ def page(reports: dict[str, dict[str, Any]]) -> str:
         counts = report["counts"]
         deviating = counts.get("deviates", 0)
         failed = sum(counts.values()) - counts.get("passed", 0) - counts.get("not selected", 0)
-        mark = " (see the note)" if name in NOTES else ""
         lines.append(
-            f"| {STORES[name][0]}{mark} | {report['distribution']} | {counts.get('passed', 0)} | "
+            f"| {STORES[name][0]} | {report['distribution']} | {counts.get('passed', 0)} | "
             f"{failed - deviating} | {counts.get('not selected', 0)} | {report['wall_s']:.0f} |"
         )
-    for name in (name for name in reports if name in NOTES):
-        lines += ["", f"**{STORES[name][0]}.** {NOTES[name]}"]
     made = sorted({report["made"] for report in reports.values()})
     kits = sorted({report["kit"] for report in reports.values()})
     lines += ["", f"Kit: hicache-storage {', '.join(kits)}. Made: {'. '.join(made)}.", ""]
