@@ -290,10 +290,11 @@ def _place(device: torch.device, ceiling: Plain) -> Row:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         place["device"] = properties.name
-        place["pci"] = ":".join(
-            f"{getattr(properties, name, 0):0{digits}x}"
-            for name, digits in (("pci_domain_id", 4), ("pci_bus_id", 2), ("pci_device_id", 2))
-        )
+        if hasattr(properties, "pci_bus_id"):  # not in every release of torch
+            place["pci"] = (
+                f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}"
+                f":{properties.pci_device_id:02x}"
+            )
         place["device_node"] = numa.node_of(device.index)
     place["memory_placed_on_node"] = ceiling.memory.node
     place["ceiling_MiB_by_node"] = memory_nodes(ceiling.memory.tensor.data_ptr())
