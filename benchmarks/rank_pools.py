@@ -288,7 +288,7 @@ def _place(device: torch.device, ceiling: Plain) -> Row:
     """Where this rank's device and pinned memory are."""
     place: Row = {"device": "cpu", "cpus": len(os.sched_getaffinity(0))}
     if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
+        properties: Any = torch.cuda.get_device_properties(device)
         place["device"] = properties.name
         if hasattr(properties, "pci_bus_id"):  # not in every release of torch
             place["pci"] = (
