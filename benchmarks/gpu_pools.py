@@ -111,22 +111,23 @@ class Way:
     before: Callable[[], object] = lambda: None
 
 
-def ours(pools: PairedPools, slots: Slots, strategy: Strategy) -> Way:
+def ours(pools: PairedPools, slots: Slots, strategy: Strategy, times: int = 1) -> Way:
+    """The same pages so many times, one call behind the other."""
     pages, host = slots
 
     def backup() -> float:
         start = time.perf_counter()
-        moved = pools.backup(pages, host)
+        moved = [pools.backup(pages, host) for _ in range(times)]
         asked = time.perf_counter() - start
-        moved.wait()
-        return asked
+        moved[-1].wait()
+        return asked / times
 
     def load() -> float:
         start = time.perf_counter()
-        loading = pools.load_back(host, pages)
+        loading = [pools.load_back(host, pages) for _ in range(times)]
         asked = time.perf_counter() - start
-        loading.synchronize()
-        return asked
+        loading[-1].synchronize()
+        return asked / times
 
     return Way(backup, load, lambda: setattr(pools, "strategy", strategy))
 
@@ -139,11 +140,12 @@ class Ceiling:
         self.device = torch.empty(size_bytes, dtype=torch.uint8, device="cuda").random_(0, 256)
         self.memory.tensor.copy_(self.device)
 
-    def way(self, size_bytes: int) -> Way:
+    def way(self, size_bytes: int, times: int = 1) -> Way:
         host, device = self.memory.tensor[:size_bytes], self.device[:size_bytes]
 
         def copy(to: torch.Tensor, source: torch.Tensor) -> None:
-            to.copy_(source, non_blocking=True)
+            for _ in range(times):
+                to.copy_(source, non_blocking=True)
             torch.cuda.synchronize()
 
         return Way(lambda: copy(host, device), lambda: copy(device, host))

@@ -8,7 +8,8 @@ pools where SGLang is installed, and the ceiling take turns: every one once a ro
 are medians over the rounds. The ceiling is one plain copy of as many bytes between a device buffer
 and a host buffer that is pinned as a host pool is. Device and host pages are in random order, in
 runs of four, or in a row; the host pool has twice as many. The bytes are random; they are compared
-after poison before the first round. Pairing: what a one-layer draft adds to a 32-layer target.
+after poison before the first round. Queue: eight calls of the draft's pages, one behind the other.
+Pairing: what a one-layer draft adds to a 32-layer target.
 Interference: what copies cost a loop of matrix products beside them. Restore: 2 GiB from a file and
 an lmdb store, in the page cache, to the device. Results go to `benchmarks/results/`.
 """
@@ -53,7 +54,6 @@ from gpu_pools import (  # noqa: E402
     ours,
     pools_for,
 )
-from gpu_variants import variants  # noqa: E402
 
 from hicache_storage.pools.device import DevicePool  # noqa: E402
 from hicache_storage.pools.geometry import PageGeometry  # noqa: E402
@@ -63,6 +63,8 @@ from hicache_storage.pools.strategy import STRATEGIES  # noqa: E402
 
 ROUNDS = {64: 7, 16: 3, 1: 3}
 """By page size."""
+QUEUE = 8
+"""Calls that follow each other in the part `queue`."""
 ORDERS = {64: ("random", "in runs of 4", "in a row"), 16: ("random",), 1: ("random",)}
 
 
@@ -116,6 +118,8 @@ def rates_of(
     add_rates(results, "rates", found, size, shape=name, layout=layout, page_size=page_size)
     if page_size == 64:
         _first_layer(results, name, layout, pools, slots["random"])
+    if page_size == 64 and geometry.layers == 1:
+        _queue(results, ceiling, name, pools, slots)
     for peer in peers.values():
         peer.close()
 
@@ -137,6 +141,18 @@ def _peers(
         results.add("peer", **about, kernels=peer.kernels, bytes_equal=equal)
         found[path] = peer
     return found
+
+
+def _queue(
+    results: Results, ceiling: Ceiling, name: str, pools: PairedPools, slots: dict[str, Slots]
+) -> None:
+    """What a small model's pages reach when calls follow each other, so that each is asked for
+    while the one before moves."""
+    size = len(slots["random"][0]) * pools.device.geometry.page_bytes
+    ways = {"ceiling": ceiling.way(size, QUEUE)}
+    ways |= {f"auto, {order}": ours(pools, taken, "auto", QUEUE) for order, taken in slots.items()}
+    found = in_turns(ways, ROUNDS[64])
+    add_rates(results, "queue", found, QUEUE * size, shape=name, layout=pools.host.layout)
 
 
 def _first_layer(
@@ -240,7 +256,6 @@ PARTS: dict[str, Callable[[Results, bool], None]] = {
     "pairing": pairing,
     "interference": interference,
     "restore": restore,
-    "variants": variants,
 }
 
 

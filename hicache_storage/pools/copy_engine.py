@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .row_copies import RowCopies
 
@@ -51,6 +52,10 @@ class _Attributes(ctypes.Structure):
     )
 
 
+_IN_STREAM_ORDER, _FIRST = _Attributes(order=_SOURCE_IN_STREAM_ORDER), ctypes.c_size_t(0)
+"""The attributes of all copies of a batch, from its first on."""
+_ADDRESS_BYTES = 8
+
 _END = (
     ("x", ctypes.c_size_t),
     ("y", ctypes.c_size_t),
@@ -89,23 +94,27 @@ def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: 
 
 
 def _batches(piece: RowCopies, stream: int) -> None:
-    sizes = np.full(min(_BATCH, len(piece.source)), piece.width, dtype=np.uint64)
-    attributes = _Attributes(order=_SOURCE_IN_STREAM_ORDER)
-    first = ctypes.c_size_t(0)
+    source, target = piece.source.ctypes.data, piece.target.ctypes.data
+    sizes = _sizes(piece.width)
+    attributes, first = ctypes.byref(_IN_STREAM_ORDER), ctypes.byref(_FIRST)
     call, failed = _versioned("cuMemcpyBatchAsync")
     for start in range(0, len(piece.source), _BATCH):
-        source, target = piece.source[start : start + _BATCH], piece.target[start : start + _BATCH]
         call(
-            ctypes.c_void_p(target.ctypes.data),
-            ctypes.c_void_p(source.ctypes.data),
+            ctypes.c_void_p(target + start * _ADDRESS_BYTES),
+            ctypes.c_void_p(source + start * _ADDRESS_BYTES),
             ctypes.c_void_p(sizes.ctypes.data),
-            ctypes.c_size_t(len(source)),
-            ctypes.byref(attributes),
-            ctypes.byref(first),
+            ctypes.c_size_t(min(_BATCH, len(piece.source) - start)),
+            attributes,
+            first,
             ctypes.c_size_t(1),
             *failed,
             ctypes.c_void_p(stream),
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _sizes(width: int) -> npt.NDArray[np.uint64]:
+    return np.full(_BATCH, width, dtype=np.uint64)
 
 
 def _batches_of_rows(piece: RowCopies, stream: int) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from .indices import Slots
-from .lanes import Lane
+from .lanes import Half, Lane
 from .movers import KernelMover
 from .routes import Route, Routes
 from .row_copies import RowCopies, Runs, runs, view_copies
@@ -39,23 +40,25 @@ def backup(
     if len(host_slots) == 0:
         return [lane.record(lane.link)]
     device_slots, host_slots = _by_host(device_slots, host_slots)
-    run_pages = len(host_slots) / len(runs(host_slots, host_slots).start)
-    found = runs(host_slots, device_slots)
-    by_way: dict[Way, list[Routes]] = {"staged": [], "direct": [], "kernel": []}
+    run_pages = len(host_slots) / (1 + np.count_nonzero(np.diff(host_slots) != 1))
+    by_way: dict[Way, list[Routes]] = {}
     for pair in pairs:
-        by_way[_backup_way(lane, pair, run_pages, strategy)].append(pair)
-    if by_way["staged"]:
+        by_way.setdefault(_backup_way(lane, pair, run_pages, strategy), []).append(pair)
+    if "staged" in by_way:
         _backup_staged(by_way["staged"], device_slots, host_slots, lane)
-    for pair in by_way["direct"]:
+    for pair in by_way.get("layered", ()):
+        _backup_layered(pair, device_slots, host_slots, lane)
+    for pair in by_way.get("direct", ()):
+        found = runs(host_slots, device_slots)
         copies = [
             copy
             for ours, theirs in zip(pair.spaced or (), pair.host.parts, strict=True)
             for copy in view_copies(ours, theirs, device_slots, host_slots, found)
         ]
         lane.copy(copies, to_device=False, pinned=pair.pinned)
-    if by_way["kernel"]:
-        on_device, in_host = (lane.upload(slots, lane.link) for slots in (device_slots, host_slots))
+    if "kernel" in by_way:
         with lane.on(lane.link):
+            on_device, in_host = lane.upload(device_slots, host_slots)
             for pair in by_way["kernel"]:
                 lane.mover.move(
                     pair.host,
@@ -83,30 +86,66 @@ def _backup_way(lane: Lane, pair: Routes, run_pages: float, strategy: Strategy) 
 def _backup_staged(
     pairs: Sequence[Routes], device_slots: Slots, host_slots: Slots, lane: Lane
 ) -> None:
+    """All layers of some pages at a time, of target and draft together."""
     page_bytes = [pair.staged_bytes(pair.host.layers) for pair in pairs]
     at_a_time = _pages_at_a_time(lane, sum(page_bytes))
-    on_device = lane.upload(device_slots, lane.side)
+    with lane.on(lane.side):
+        (on_device,) = lane.upload(device_slots)
     for start in range(0, len(host_slots), at_a_time):
-        slots = host_slots[start : start + at_a_time]
+        some = slice(start, start + at_a_time)
         half, memory = lane.half(at_a_time * sum(page_bytes))
-        lane.wait(lane.side, half.free)
-        copies: list[RowCopies] = []
-        with lane.on(lane.side):
-            for pair, size in zip(pairs, page_bytes, strict=True):
-                area = pair.staged(memory, pair.host.layers, at_a_time)
-                memory = memory[at_a_time * size :]
-                lane.mover.move(
-                    area,
-                    on_device[start : start + at_a_time],
-                    lane.positions(len(slots)),
-                    area.layers,
-                    to_pool=False,
-                    programs=lane.processors,
-                )
-                copies += _part_copies(area, pair.host, np.arange(len(slots)), slots)
-        lane.wait(lane.link, lane.record(lane.side))
-        lane.copy(copies, to_device=False, pinned=all(pair.pinned for pair in pairs))
-        half.free = lane.record(lane.link)
+        areas = []
+        for pair, size in zip(pairs, page_bytes, strict=True):
+            areas.append((pair, pair.staged(memory, pair.host.layers, at_a_time)))
+            memory = memory[at_a_time * size :]
+        _through(half, areas, on_device[some], host_slots[some], lane)
+
+
+def _backup_layered(pair: Routes, device_slots: Slots, host_slots: Slots, lane: Lane) -> None:
+    """Some layers of all pages at a time: pages that follow each other in the host pool are one
+    stretch there."""
+    layers, pages = pair.host.layers, len(host_slots)
+    step = len(layers)
+    # Halved, not divided: few sizes, so that their areas are found again.
+    while step > 1 and _pages_at_a_time(lane, pair.staged_bytes(layers[:step])) < pages:
+        step = -(-step // 2)
+    with lane.on(lane.side):
+        (on_device,) = lane.upload(device_slots)
+    for first in range(0, len(layers), step):
+        group = layers[first : first + step]
+        page_bytes = pair.staged_bytes(group)
+        at_a_time = _pages_at_a_time(lane, page_bytes)
+        for start in range(0, pages, at_a_time):
+            some = slice(start, start + at_a_time)
+            half, memory = lane.half(at_a_time * page_bytes)
+            area = pair.staged(memory, group, at_a_time)
+            _through(half, [(pair, area)], on_device[some], host_slots[some], lane)
+
+
+def _through(
+    half: Half,
+    areas: Sequence[tuple[Routes, Route]],
+    on_device: Tensor,
+    host_slots: Slots,
+    lane: Lane,
+) -> None:
+    """Gathers pages into the areas of a half, and copies them to the host from there."""
+    lane.wait(lane.side, half.free)
+    copies: list[RowCopies] = []
+    with lane.on(lane.side):
+        for pair, area in areas:
+            lane.mover.move(
+                area,
+                on_device,
+                lane.positions(len(host_slots)),
+                area.layers,
+                to_pool=False,
+                programs=lane.processors,
+            )
+            copies += _part_copies(area, pair.host, np.arange(len(host_slots)), host_slots)
+    lane.wait(lane.link, lane.record(lane.side))
+    lane.copy(copies, to_device=False, pinned=all(pair.pinned for pair, _ in areas))
+    half.free = lane.record(lane.link)
 
 
 def load_back(
@@ -149,6 +188,8 @@ class _Loading:
         self.runs = runs(host_slots, device_slots)
         self._on_link: Any = None
         self._on_side: Any = None
+        self._first_layers: dict[Routes, list[list[RowCopies]]] = {}
+        self._next_link, self._other_link = lane.link, lane.beside
 
     def plan(self, pair: Routes, strategy: Strategy) -> list[Step]:
         if len(self.host_slots) == 0:
@@ -174,33 +215,41 @@ class _Loading:
     def arrived(self) -> tuple[Any, ...]:
         """The events behind all that has been taken so far."""
         lane = self.lane
-        if self._on_side is None:
-            return (lane.record(lane.link),)
-        return lane.record(lane.link), lane.record(lane.side)
+        streams = [lane.link]
+        if self._first_layers:
+            streams.append(lane.beside)
+        if self._on_side is not None:
+            streams.append(lane.side)
+        return tuple(lane.record(stream) for stream in streams)
 
     def _by_kernel(self, pair: Routes, layers: range) -> None:
         lane = self.lane
-        if self._on_link is None:
-            self._on_link = [
-                lane.upload(slots, lane.link) for slots in (self.device_slots, self.host_slots)
-            ]
-        on_device, in_host = self._on_link
         with lane.on(lane.link):
+            if self._on_link is None:
+                self._on_link = lane.upload(self.device_slots, self.host_slots)
+            on_device, in_host = self._on_link
             lane.mover.move(
                 pair.host, on_device, in_host, layers, to_pool=True, programs=READING_PROGRAMS
             )
 
     def _direct(self, pair: Routes, layers: range) -> None:
-        copies: list[RowCopies] = []
+        if pair not in self._first_layers:
+            self._first_layers[pair] = [
+                view_copies(other, rows, self.host_slots, self.device_slots, self.runs)
+                for rows, other in pair.host.ends(0)
+            ]
         for layer in layers:
-            for rows, other in pair.host.ends(layer):
-                copies += view_copies(other, rows, self.host_slots, self.device_slots, self.runs)
-        self.lane.copy(copies, to_device=True, pinned=pair.pinned)
+            parts = zip(self._first_layers[pair], pair.shifts[layer], strict=True)
+            for pieces, (on_device, in_host) in parts:
+                copies = [piece.shifted(in_host, on_device) for piece in pieces]
+                self.lane.copy(copies, to_device=True, pinned=pair.pinned, stream=self._next_link)
+                self._next_link, self._other_link = self._other_link, self._next_link
 
     def _staged(self, pair: Routes, layers: range) -> None:
         lane = self.lane
         if self._on_side is None:
-            self._on_side = lane.upload(self.device_slots, lane.side)
+            with lane.on(lane.side):
+                (self._on_side,) = lane.upload(self.device_slots)
         page_bytes = pair.staged_bytes(layers)
         at_a_time = _pages_at_a_time(lane, page_bytes)
         for start in range(0, len(self.host_slots), at_a_time):
@@ -269,10 +318,12 @@ def prepare(pair: Routes, lane: Lane, *, to_pool: bool, strategy: Strategy) -> N
     ]
     groups = {step.layers for plan in plans for step in plan if step.how == "staged"}
     if not to_pool:
-        staged = "staged" in {_backup_way(lane, pair, run, strategy) for run in (1.0, 1e6)}
-        groups = {layers} if staged else set()
-    for stream in (lane.link, lane.side):
-        lane.upload(np.zeros(1, dtype=np.int64), stream)
+        found = {_backup_way(lane, pair, run, strategy) for run in (1.0, 1e6)}
+        groups = {layers} if "staged" in found else set()
+        groups |= {layers[:1]} if "layered" in found else set()
+    for stream in lane.streams:
+        with lane.on(stream):
+            lane.upload(np.zeros(1, dtype=np.int64))
     for group in groups:
         page_bytes = pair.staged_bytes(group)
         for _ in range(2):

@@ -67,8 +67,6 @@ class PairedPools:
         cuda = self.device.device.type == "cuda"
         self._out_lane = Lane(self.device.device) if cuda else None
         self._back_lane = Lane(self.device.device) if cuda else None
-        self._out = self._out_lane.link if self._out_lane is not None else None
-        self._back = self._back_lane.link if self._back_lane is not None else None
         self._backups, self._loads = InFlight(), InFlight()
         self._prepare(self.device, self.host)
 

@@ -54,13 +54,23 @@ class Routes:
         parts = [host.page_rows(part) for part in range(len(self.geometry.row_dims))]
         self.host = Route(pool, parts, range(self.geometry.layers))
         self._staged: dict[tuple[int, range, int], Route] = {}
-        self.dense = all(
-            end[0].is_contiguous()
-            for layer in self.host.layers
-            for ends in self.host.ends(layer)
-            for end in ends
+        ends = [self.host.ends(layer) for layer in self.host.layers]
+        self.dense = all(end[0].is_contiguous() for parts in ends for part in parts for end in part)
+        self.dense &= all(
+            [tuple(end.stride() for end in part) for part in parts]
+            == [tuple(end.stride() for end in part) for part in ends[0]]
+            for parts in ends
         )
-        """Whether a page of one layer is one stretch at both ends."""
+        """Whether a page of one layer is one stretch at both ends, and lies alike in all layers."""
+        self.shifts = [
+            [
+                tuple(end.data_ptr() - first.data_ptr() for end, first in zip(*both, strict=True))
+                for both in zip(parts, ends[0], strict=True)
+            ]
+            for parts in ends
+        ]
+        """By layer and part: bytes from where the first layer is, on the device and in the host
+        pool."""
         self.spaced = _spaced(pool)
         """The pool's parts as views (P, L, S, H, B) if their layers lie in one allocation at equal
         distances, else None."""

@@ -19,6 +19,7 @@ from .indices import Slots
 
 _LONGEST_PITCH = 2**31 - 1
 """Bytes from row to row that CUDA's two-dimensional copies take at most."""
+_ADDRESSES = 1 << 64
 
 
 class RowCopies(NamedTuple):
@@ -32,6 +33,13 @@ class RowCopies(NamedTuple):
     source_pitch: int
     """Bytes from row to row; of no meaning with one row."""
     target_pitch: int
+
+    def shifted(self, source_bytes: int, target_bytes: int) -> RowCopies:
+        """The same copies, that much further on in memory."""
+        return self._replace(
+            source=self.source + np.uint64(source_bytes % _ADDRESSES),
+            target=self.target + np.uint64(target_bytes % _ADDRESSES),
+        )
 
 
 class Runs(NamedTuple):

@@ -1,13 +1,14 @@
 """Which way pages take between device and host: the copy engines', or a kernel's.
 
-Copy engines leave the multiprocessors to the model, but lose some 0.05 us with each stretch of host
-memory, and more where stretches aren't equally spaced. They copy "direct" between the layers and
-the host, or "staged" through memory on the device, where a kernel gathers or scatters rows: that
-is how few and long stretches cross the link. A "kernel" that reads or writes pinned memory itself
-doesn't mind small rows and costs the caller least, but it takes a few multiprocessors, and its
-writes hold up what else the device does. The limits below are where one overtakes the other on an
-H200 whose link copies at 55 GB/s (benchmarks/results/gpu_link.md); a kernel writes at 52 GB/s there
-and reads at 50, whatever the row.
+Copy engines leave the multiprocessors to the model, but lose some 0.2 us with each stretch of host
+memory that they write, and more where stretches aren't equally spaced. They copy "direct" between
+the layers and the host, or through memory on the device, where a kernel gathers or scatters rows,
+so that few and long stretches cross the link: "staged", all layers of some pages at a time, or
+"layered", some layers of all pages. A "kernel" that reads or writes pinned memory itself doesn't
+mind small rows and costs the caller least, but it takes a few multiprocessors, its writes hold up
+what else the device does, and its packets of 128 bytes carry 52.5 GB/s out and 51.3 back at most
+where plain copies reach 55. The limits below are where one overtakes the other on an H200
+(benchmarks/results/gpu_link.md).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .geometry import PageGeometry
 from .layouts import Layout
 
 Strategy = Literal["auto", "kernel", "copy_engine"]
-Way = Literal["kernel", "direct", "staged"]
+Way = Literal["kernel", "direct", "staged", "layered"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 DIRECT_STRETCH = 64 << 10
@@ -28,7 +29,11 @@ DIRECT_STRETCH = 64 << 10
 52 where a page's layers follow each other in the host pool, at 49 where they don't. At half of it
 both fall to 30 to 40."""
 STAGED_STRETCH = 256 << 10
-"""Bytes of host memory in a stretch from which on backups are staged: 52 to 53 GB/s there."""
+"""Bytes of host memory that all layers of a page have in a stretch from which on backups are
+staged: 53 to 54 GB/s there."""
+LAYERED_STRETCH = 512 << 10
+"""Bytes of host memory that a layer's pages have in a stretch, on average, from which on backups
+are layered: 53 GB/s with all pages in a row, 40 to 44 with one or two."""
 LOAD_ROW = 48 << 10
 """Bytes of adjacent layers in a token-layer page that one load-back by copy engine takes: 52 GB/s;
 half of it gives 49, less than a kernel."""
@@ -38,7 +43,7 @@ FEWEST_ROWS = 8
 """Tokens of a page from which on that pays: with fewer, there are too many copies."""
 _STEP_BYTES = 2 << 20
 """Layers that are smaller together share a step: some 40 us on the link."""
-KERNEL_SHARE = 8
+KERNEL_SHARE = 16
 """A load-back of token-layer pages takes 1 in this many layers by kernel, one by one, so that the
 forward pass starts early, and the rest by copy engine."""
 
@@ -78,11 +83,14 @@ def backup_way(
     only_copies = strategy == "copy_engine" or not kernels
     part_bytes = min(geometry.part_bytes)
     layer_bytes = part_bytes // geometry.layers
-    whole = geometry.layers == 1 or layout == "page_first_direct"
+    by_layer = layout == "layer_first" or geometry.layers == 1
+    if by_layer and layer_bytes * run_pages >= LAYERED_STRETCH:
+        return "layered"
+    whole = layout == "page_first_direct" and not by_layer
     if dense and spaced and layer_bytes >= DIRECT_STRETCH and (whole or only_copies):
         return "direct"
-    stretch = (layer_bytes if layout == "layer_first" else part_bytes) * run_pages
-    return "staged" if only_copies or stretch >= STAGED_STRETCH else "kernel"
+    long = not by_layer and part_bytes * run_pages >= STAGED_STRETCH
+    return "staged" if only_copies or long else "kernel"
 
 
 def load_steps(

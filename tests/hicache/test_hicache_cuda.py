@@ -12,13 +12,15 @@ from hicache.test_hicache_stateful import CacheMachine
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from hicache_storage.pools.lanes import Lane
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 MakeRig = Callable[..., Rig]
 BUSY_CYCLES = 100_000_000
-"""Keeps the current stream busy for some 50 ms."""
+"""Keeps a stream busy for some 50 ms."""
 
 
 class CudaMachine(CacheMachine):
@@ -38,10 +40,12 @@ def test_random_use_on_the_device() -> None:
     )
 
 
-def stall(stream: torch.cuda.Stream | None) -> None:
-    """Has whatever is asked of the stream next come late."""
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(BUSY_CYCLES)
+def stall(lane: Lane | None) -> None:
+    """Has whatever is asked of the lane next come late."""
+    assert lane is not None
+    for stream in lane.streams:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(BUSY_CYCLES)
 
 
 def overwrite(one: Rig, pages: torch.Tensor) -> None:
@@ -66,7 +70,7 @@ def overwritten(one: Rig, pages: torch.Tensor) -> bool:
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
 def test_storage_is_not_given_bytes_that_are_still_on_their_way(rig: MakeRig, policy: str) -> None:
     one, hashes = rig(device="cuda", device_pages=8, write_policy=policy), chain(6)
-    stall(one.pools._out)
+    stall(one.pools._out_lane)
     lease = one.serve(hashes)
     one.cache.release(lease)
     pages = one.cache.allocate(8)
@@ -87,7 +91,7 @@ def test_an_evicted_page_is_copied_before_its_place_is_used_again(
 ) -> None:
     one = rig(device="cuda", device_pages=6, store=False, write_policy=policy)
     hashes = chain(6)
-    stall(one.pools._out)
+    stall(one.pools._out_lane)
     one.cache.release(one.serve(hashes))
     pages = one.cache.allocate(6)
     assert pages is not None
@@ -108,7 +112,7 @@ def test_a_released_page_is_used_again_only_when_its_load_has_ended(rig: MakeRig
         pages = one.cache.allocate(6)
         assert pages is not None
         one.cache.free(pages)
-        stall(one.pools._back)
+        stall(one.pools._back_lane)
         lease = one.cache.acquire("given up", hashes)
         assert lease.from_host == 6
         one.cache.release(lease)

@@ -57,7 +57,7 @@ class SimulatedLane(Lane):
         self.staged_bytes = staged_bytes
 
     def _start(self) -> None:
-        self.link, self.side = Stream(), Stream()
+        self.link, self.beside, self.side = Stream(), Stream(), Stream()
         self.current = self.link
         self.mover = _HeldMover(self, self._kernels)
         self.processors = 1
@@ -65,16 +65,16 @@ class SimulatedLane(Lane):
     def run(self, watch: Callable[[], None] = lambda: None) -> None:
         """Does everything, in a random order of streams; `watch` is called after each piece."""
         watch()
-        while ready := [stream for stream in (self.link, self.side) if stream.ready()]:
+        while ready := [stream for stream in self.streams if stream.ready()]:
             self._random.choice(ready).step()
             watch()
-        assert not self.link.work
-        assert not self.side.work, "a stream waits for what never comes"
+        waiting = [stream for stream in self.streams if stream.work]
+        assert not waiting, "a stream waits for what never comes"
 
     def begin(self, events: Sequence[Any] = ()) -> None:
         for event in events:
-            self.wait(self.link, event)
-            self.wait(self.side, event)
+            for stream in self.streams:
+                self.wait(stream, event)
 
     @contextlib.contextmanager
     def on(self, stream: Any) -> Iterator[None]:
@@ -95,8 +95,8 @@ class SimulatedLane(Lane):
         if event is not None:
             stream.work.append(event)
 
-    def upload(self, slots: Slots, stream: Any) -> torch.Tensor:
-        return torch.from_numpy(slots.copy())
+    def upload(self, *lists: Slots) -> torch.Tensor:
+        return torch.from_numpy(np.stack(lists))
 
     def positions(self, count: int) -> torch.Tensor:
         return torch.arange(count)
@@ -104,9 +104,11 @@ class SimulatedLane(Lane):
     def allocate(self, size_bytes: int) -> torch.Tensor:
         return torch.full((size_bytes,), POISON, dtype=torch.uint8)
 
-    def copy(self, copies: Sequence[RowCopies], *, to_device: bool, pinned: bool) -> None:
+    def copy(
+        self, copies: Sequence[RowCopies], *, to_device: bool, pinned: bool, stream: Any = None
+    ) -> None:
         copies = [piece._replace() for piece in copies]
-        self.link.work.append(lambda: copy_rows(copies))
+        (stream or self.link).work.append(lambda: copy_rows(copies))
 
 
 class _HeldMover(TorchMover):

@@ -38,6 +38,7 @@ Halves = list[tuple[DevicePool, HostPool]]
 LIMITS = (
     "DIRECT_STRETCH",
     "STAGED_STRETCH",
+    "LAYERED_STRETCH",
     "LOAD_ROW",
     "ENGINE_ROW",
     "_STEP_BYTES",
@@ -162,8 +163,7 @@ def test_a_copy_waits_for_the_events_that_it_was_told_of(layout: Layout, chosen:
     events = cuda_copies.backup(pairs, as_slots([0]), as_slots([0]), out, chosen, [event])
     cuda_copies.load_back(pairs, as_slots([0]), as_slots([3]), back, chosen, events)
     for lane in (out, back):
-        assert not lane.link.ready()
-        assert not lane.side.ready()
+        assert not any(stream.ready() for stream in lane.streams)
     earlier.run()
     out.run()
     back.run()
@@ -179,7 +179,7 @@ def test_layers_arrive_before_the_last_one_where_pages_hold_tokens_first() -> No
     lane = SimulatedLane(1 << 22, kernels=True, seed=3)
     pages = as_slots(range(64))
     by_layer = cuda_copies.load_back(pairs, pages, pages, lane, "auto")
-    assert len({id(events[-1]) for events in by_layer}) >= 4
+    assert len({id(events[-1]) for events in by_layer}) >= 3
     while not all(event.query() for event in by_layer[0]):
         lane.link.step()
     assert not any(event.query() for event in by_layer[-1])

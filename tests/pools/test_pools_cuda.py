@@ -169,7 +169,7 @@ def test_a_load_back_follows_the_backups_before_it_and_holds_up_the_forward_pass
 def test_a_backup_follows_the_load_back_that_writes_its_pages(strategy: Strategy) -> None:
     pools = small_pools(strategy=strategy)
     assert pools._back_lane is not None
-    for stream in (pools._back_lane.link, pools._back_lane.side):
+    for stream in pools._back_lane.streams:
         busy(200, stream)
     pools.load_back(slots([3]), slots([6]))
     moved = pools.backup(slots([6]), slots([4]))
@@ -180,8 +180,9 @@ def test_a_backup_follows_the_load_back_that_writes_its_pages(strategy: Strategy
 
 def test_copies_both_ways_that_share_no_slot_do_not_wait_for_each_other() -> None:
     pools = small_pools()
-    assert pools._out is not None
-    busy(300, pools._out)
+    assert pools._out_lane is not None
+    for stream in pools._out_lane.streams:
+        busy(300, stream)
     moved = pools.backup(slots([1]), slots([1]))
     loading = pools.load_back(slots([2]), slots([2]))
     loading.synchronize()
@@ -190,17 +191,24 @@ def test_copies_both_ways_that_share_no_slot_do_not_wait_for_each_other() -> Non
 
 
 def test_layers_arrive_one_after_the_other() -> None:
-    """The forward pass may start on the first layers while most of the bytes are on their way."""
+    """The forward pass may start on the first layers while most of the bytes are on their way.
+
+    Seen in one of many tries: where the CPU is busy, all bytes may be there before it looks.
+    """
     geometry = PageGeometry("mha", 32, 8, 128, 128, 64, torch.bfloat16)
     for layout in LAYOUTS:
         pools = PairedPools(device_pool(geometry, 64, "cuda"), host_pages=64, layout=layout)
         pages = torch.randperm(64)
-        pools.load_back(pages, pages).synchronize()
-        loading = pools.load_back(pages, pages)
-        while not loading.arrived(0):
-            pass
-        assert not loading.done(), layout
-        loading.synchronize()
+        assert any(first_layer_comes_before_the_last(pools, pages) for _ in range(50)), layout
+
+
+def first_layer_comes_before_the_last(pools: PairedPools, pages: torch.Tensor) -> bool:
+    loading = pools.load_back(pages, pages)
+    while not loading.arrived(0):
+        pass
+    before = not loading.done()
+    loading.synchronize()
+    return before
 
 
 def test_bytes_are_exact_beside_a_running_model_and_another_thread() -> None:
