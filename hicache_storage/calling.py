@@ -69,8 +69,11 @@ class Caller:
         return sum(not (i.wrapper or i.hookwrapper) for i in caller.get_hookimpls())
 
     def _call(self, hook: str, **arguments: Any) -> Any:
+        return self._translated(hook, getattr(self._plugins.hook, hook), arguments)
+
+    def _translated(self, hook: str, call: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         try:
-            return getattr(self._plugins.hook, hook)(**arguments)
+            return call(**arguments)
         except HiCacheStorageError:
             raise
         except Exception as error:
@@ -90,10 +93,15 @@ class Caller:
             )
         return result
 
-    @property
-    def call_bytes(self) -> int | None:
-        """About how many bytes the backend wants in one call; None for whole batches."""
-        return getattr(self.backend, "call_bytes", None)
+    def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        """Calls `work` with the parts of a batch of `count` pages as the backend wants them, on
+        its threads if it lends some."""
+        spread = getattr(self.backend, "spread", None)
+        if spread is None:
+            work(slice(0, count))
+            return
+        arguments = {"hook": hook, "page_bytes": page_bytes, "count": count, "work": work}
+        self._translated(hook, spread, arguments)
 
     def batch_set(
         self, keys: list[str], pages: list[PageSpans], prefix_keys: list[str] | None

@@ -29,9 +29,12 @@ What a backend may declare, as a class or instance attribute `scope`, is who sha
 - "exclusive": pages survive closing, but one process at a time has the store open;
 - "process": pages live in this one backend object and end with it, as with memory://.
 
-A backend that serves a few pages of a batch at a time may declare `call_bytes`: Store then calls
-it with about so many bytes, and two pages at least, so that a page is still in the processor's
-cache between its checksum and its copy. Without it a call has the whole batch.
+A backend may say how Store cuts a batch into calls, and lend it threads for them, by a method
+`spread(hook, page_bytes, count, work)`. It calls `work` with slices that together are the batch
+of `count` pages, in any order, on whatever threads, and returns once all calls have; what one of
+them raises, it raises. Each call makes the checksums of its pages, copies what has to be copied,
+and calls `hook` ("batch_set" or "batch_get"): a few pages at a time are still in the processor's
+cache from one step to the next. Without `spread` a batch is one call.
 """
 
 # The bodies are empty on purpose: pluggy reads the signatures.

@@ -26,6 +26,7 @@ from .namespace import RECORD_BYTES, Namespace
 from .page import (
     HEADER_BYTES,
     AnyPage,
+    PageSpans,
     as_page,
     as_spans,
     check_page,
@@ -108,14 +109,19 @@ class Store:
         self._record(namespace)
         digest = bytes.fromhex(namespace.digest)
         prefix = _names(namespace, prefix_keys)
-        stored: list[bool] = []
-        for part in self._parts(namespace, len(names)):
+        stored = [False] * len(names)
+
+        def write(part: slice) -> None:
             places = self._staging.places(payloads[part])
             frames = [
-                framed(memoryview(make_header(gathered(payload, place), digest, key)), place)
+                framed(self._header(payload, place, digest, key), place)
                 for key, payload, place in zip(keys[part], payloads[part], places, strict=True)
             ]
-            stored += self._caller.batch_set(names[part], frames, _extended(prefix, names, part))
+            stored[part] = self._caller.batch_set(
+                names[part], frames, _extended(prefix, names, part)
+            )
+
+        self._caller.spread("batch_set", namespace.page_bytes, len(names), write)
         self._trust(names, stored)
         count = sum(stored)
         with self._lock:
@@ -142,25 +148,28 @@ class Store:
         headers = memoryview(bytearray(HEADER_BYTES * len(names)))
         digest = bytes.fromhex(namespace.digest)
         prefix = _names(namespace, prefix_keys)
-        hits: list[bool] = []
-        for part in self._parts(namespace, len(names)):
+        hits = [False] * len(names)
+
+        def read(part: slice) -> None:
             places = self._staging.places(payloads[part])
             frames = [
                 framed(headers[HEADER_BYTES * i : HEADER_BYTES * (i + 1)], place)
                 for i, place in enumerate(places, part.start)
             ]
             arrived = self._caller.batch_get(names[part], frames, _extended(prefix, names, part))
-            hits += arrived
             for i, (hit, frame, place) in enumerate(
                 zip(arrived, frames, places, strict=True), part.start
             ):
                 if hit:
                     try:
-                        check_page(frame[0], place, digest, keys[i])
+                        whole = self._staging.in_a_row(payloads[i], place)
+                        check_page(frame[0], whole, digest, keys[i])
                         scatter(place, payloads[i])
+                        hits[i] = True
                     except CorruptPage as error:
-                        hits[i] = False
                         self._put_aside(names[i], error, payloads[i], digest)
+
+        self._caller.spread("batch_get", namespace.page_bytes, len(names), read)
         self._trust(names, hits)
         count = sum(hits)
         with self._lock:
@@ -260,13 +269,10 @@ class Store:
                 )
         return names, found
 
-    def _parts(self, namespace: Namespace, count: int) -> Iterator[slice]:
-        """A batch as the backend wants it: whole, or a few pages a call; two at least, for a
-        backend that works on several at once."""
-        limit = self._caller.call_bytes
-        step = count if limit is None else max(limit // namespace.page_bytes, 2)
-        for start in range(0, count, step):
-            yield slice(start, min(start + step, count))
+    def _header(self, page: AnyPage, place: PageSpans, digest: bytes, key: str) -> memoryview:
+        """A page's header, the page being copied to its place if it is staged."""
+        whole = self._staging.in_a_row(page, gathered(page, place))
+        return memoryview(make_header(whole, digest, key))
 
     def _put_aside(self, name: str, error: CorruptPage, payload: AnyPage, digest: bytes) -> None:
         """Counts and logs a bad page, and deletes it if a second read proves it bad again.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hicache_storage import PageSpans, hookimpl
 from hicache_storage.backends.memory import MemoryBackend, MemoryConfig
 
@@ -16,7 +18,13 @@ class RecordingBackend(MemoryBackend):
         """Page keys (or stored keys) that batch_set answers False for."""
         self.fail: dict[str, Exception] = {}
         """By hook: what to raise, for draft pages only if the name is "draft <hook>"."""
-        self.call_bytes: int | None = None
+        self.call_pages: int | None = None
+        """Pages in one call; None for whole batches."""
+
+    def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        step = self.call_pages or count
+        for start in range(0, count, step):
+            work(slice(start, min(start + step, count)))
 
     def _note(self, hook: str, keys: list[str], prefix_keys: list[str] | None) -> None:
         keys = [key for key in keys if "/n:" not in key]

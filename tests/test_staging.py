@@ -80,11 +80,11 @@ def contents(count: int, size: int = 512) -> list[bytes]:
     return [bytes([i + 1]) * size for i in range(count)]
 
 
-@pytest.mark.parametrize("call_bytes", [None, 1, 600, 1200])
+@pytest.mark.parametrize("call_pages", [None, 1, 2])
 def test_scattered_pages_are_one_span_after_the_header(
-    store: Store, backend: SpansSeen, target_namespace: Namespace, hashes, call_bytes
+    store: Store, backend: SpansSeen, target_namespace: Namespace, hashes, call_pages
 ) -> None:
-    backend.call_bytes = call_bytes
+    backend.call_pages = call_pages
     keys, wanted = hashes(5), contents(5)
     pages = [Parts(content) for content in wanted]
     assert store.batch_set(target_namespace, keys, pages) == [True] * 5
@@ -144,7 +144,8 @@ def test_more_than_a_thread_keeps_is_moved_in_place(
     assert store.batch_get(target_namespace, keys, places) == [True] * 4
     assert [place.content for place in places] == wanted
     assert backend.spans == [1 + PARTS] * 4
-    assert [page.copies for page in pages + places] == [[]] * 8
+    # For the checksum alone: one copy costs less than many spans.
+    assert [page.copies for page in pages + places] == [["gather"]] * 8
 
 
 def test_threads_have_memory_of_their_own_and_keep_it(target_namespace: Namespace) -> None:

@@ -89,16 +89,15 @@ def test_an_empty_batch_does_no_io(
     assert backend.calls == []
 
 
-@pytest.mark.parametrize("call_bytes", [1, 1100, 1600, 10_000])
+@pytest.mark.parametrize("step", [1, 2, 3, 10])
 def test_a_backend_that_asks_for_small_calls_gets_a_batch_in_parts_and_the_answers_are_the_same(
     store: Store,
     backend: RecordingBackend,
     target_namespace: Namespace,
     hashes: Hashes,
-    call_bytes: int,
+    step: int,
 ) -> None:
-    backend.call_bytes = call_bytes
-    step = max(call_bytes // 512, 2)
+    backend.call_pages = step
     keys, prefix, got = hashes(5), hashes(7)[5:], buffers(5)
     backend.refuse = {keys[3]}
     stored = [True, True, True, False, True]
@@ -113,6 +112,77 @@ def test_a_backend_that_asks_for_small_calls_gets_a_batch_in_parts_and_the_answe
     for (_, names, before), start in zip(backend.calls, [*range(0, 5, step)] * 2, strict=True):
         assert before == [f"{digest}/{key}" for key in prefix + keys[:start]]
         assert len(names) == len(keys[start : start + step])
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_a_backend_may_spread_a_batch_over_threads_in_any_order(
+    store: Store,
+    backend: RecordingBackend,
+    target_namespace: Namespace,
+    hashes: Hashes,
+    step: int,
+) -> None:
+    asked = []
+
+    def spread(hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        asked.append((hook, page_bytes, count))
+        parts = [slice(start, start + step) for start in range(0, count, step)]
+        threads = [threading.Thread(target=work, args=(part,)) for part in reversed(parts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    backend.spread = spread  # type: ignore[method-assign]
+    keys, got = hashes(5), buffers(5)
+    backend.refuse = {keys[3]}
+    stored = [True, True, True, False, True]
+    assert store.batch_set(target_namespace, keys, pages(5)) == stored
+    backend.replace(keys[1], backend.page(keys[2]))
+    hits = [True, False, True, False, True]
+    assert store.batch_get(target_namespace, keys, got) == hits
+    assert [page for page, hit in zip(got, hits, strict=True) if hit] == [
+        page for page, hit in zip(pages(5), hits, strict=True) if hit
+    ]
+    assert asked == [("batch_set", 512, 5), ("batch_get", 512, 5)]
+    assert store.counts.corrupt_pages == 1
+
+
+def test_pages_that_a_spread_leaves_out_are_not_stored_and_not_read(
+    store: Store, backend: RecordingBackend, target_namespace: Namespace, hashes: Hashes
+) -> None:
+    keys = hashes(3)
+    backend.spread = lambda hook, page_bytes, count, work: work(slice(1, 2))  # type: ignore[method-assign]
+    assert store.batch_set(target_namespace, keys, pages(3)) == [False, True, False]
+    assert store.batch_get(target_namespace, keys, buffers(3)) == [False, True, False]
+
+
+@pytest.mark.parametrize("hook", ["batch_set", "batch_get"])
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (RuntimeError("no threads"), BackendError),
+        (
+            BackendUnavailable("gone", backend="file", operation="access"),
+            BackendUnavailable,
+        ),
+    ],
+)
+def test_what_a_spread_raises_is_an_error_of_this_package(
+    store: Store,
+    backend: RecordingBackend,
+    target_namespace: Namespace,
+    hashes: Hashes,
+    hook: str,
+    raised: Exception,
+    expected: type[Exception],
+) -> None:
+    def spread(**_: object) -> None:
+        raise raised
+
+    backend.spread = spread  # type: ignore[method-assign, assignment]
+    with pytest.raises(expected):
+        getattr(store, hook)(target_namespace, hashes(2), buffers(2))
 
 
 def test_a_miss_does_not_spoil_its_neighbours(
