@@ -63,14 +63,16 @@ def arguments() -> argparse.Namespace:
 class Ours:
     """A host pool of this package and a file store in `directory`."""
 
-    def __init__(self, directory: Path, geometry: Any, num_pages: int, layout: str) -> None:
+    def __init__(
+        self, directory: Path, geometry: Any, num_pages: int, layout: str, **options: Any
+    ) -> None:
         from hicache_storage import Store
         from hicache_storage.backends.file import FileBackend, FileConfig
         from hicache_storage.pools.host import HostPool
 
         self.pool = HostPool(geometry, num_pages, layout, pin=False)
         self.namespace = geometry.namespace(model="benchmark", order=self.pool.order)
-        self.backend = FileBackend(FileConfig(str(directory)))
+        self.backend = FileBackend(FileConfig(str(directory), **options))
         self.store = Store(self.backend, name="file")
         self.store.open()
         # A store in use has all its directories; a new namespace pays for them once.
@@ -131,21 +133,18 @@ class Bare:
         self._backend = ours.backend
         digest = bytes.fromhex(ours.namespace.digest)
         spans = [as_spans(ours.pool.spans(page)) for page in range(len(keys))]
-        names = [stored_key(ours.namespace.digest, key) for key in keys]
-        frames = [
+        self._names = [stored_key(ours.namespace.digest, key) for key in keys]
+        self._frames = [
             (memoryview(make_header(page, digest, key)), *page)
             for key, page in zip(keys, spans, strict=True)
         ]
-        buffers = [(memoryview(bytearray(64)), *page) for page in spans]
-        step = max(ours.backend.call_bytes // ours.namespace.page_bytes, 1)
-        parts = [slice(start, start + step) for start in range(0, len(keys), step)]
-        self._calls = [(names[part], frames[part], buffers[part]) for part in parts]
+        self._buffers = [(memoryview(bytearray(64)), *page) for page in spans]
 
     def write(self) -> bool:
-        return all(all(self._backend.batch_set(names, some)) for names, some, _ in self._calls)
+        return all(self._backend.batch_set(self._names, self._frames))
 
     def read(self) -> bool:
-        return all(all(self._backend.batch_get(names, some)) for names, _, some in self._calls)
+        return all(self._backend.batch_get(self._names, self._buffers))
 
 
 def new_keys(count: int) -> list[str]:
@@ -223,10 +222,10 @@ def memory(system: Any) -> Any:
 
 
 def measure_header(directory: Path, rounds: int) -> Took:
-    """Store against the backend alone, 1 MiB pages."""
+    """Store against the backend alone, 1 MiB pages, on one thread."""
     took: Took = {verb: {"store": [], "backend": []} for verb in ("write", "read")}
     count, geometry, layout = case(MIB, "contiguous")
-    ours = Ours(directory / "file", geometry, count, layout)
+    ours = Ours(directory / "file", geometry, count, layout, io_threads=1)
     pages = list(range(count))
     written: dict[str, list[str]] = {"store": [], "backend": []}
     for number in range(rounds + 1):

@@ -2,7 +2,7 @@
 
 Sixty-four short spans cost more as objects, in the checksum and in the vectored call than their
 bytes cost to copy, and what was copied just now is still in the processor's cache
-(docs/decisions/0006-staging-of-short-rows.md has the figures).
+(docs/decisions/6-short-rows-are-copied.md has the figures).
 """
 
 from __future__ import annotations
@@ -47,6 +47,17 @@ class Staging(threading.local):
             else:
                 found.append(page)
         return found
+
+    def in_a_row(self, page: AnyPage, place: PageSpans) -> PageSpans:
+        """What lies at the page's place, for a checksum: of a scattered page that is moved in
+        place a copy, until this thread's next call."""
+        length = page.length_bytes if isinstance(page, ScatteredPage) else 0
+        if type(place) is Staged or not 0 < length <= KEPT_BYTES:
+            return place
+        if length > len(self._memory):
+            self._memory = memoryview(bytearray(length))
+        page.gather(self._memory[:length])  # type: ignore[union-attr]
+        return (self._memory[:length],)
 
 
 def gathered(page: AnyPage, place: PageSpans) -> PageSpans:

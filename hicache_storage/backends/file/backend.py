@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ...errors import BackendError
 from ...hookspecs import StoredPage, Usage, hookimpl
-from ...page import PageSpans
+from ...page import PageSpans, spans_bytes
 from .config import FileConfig
 from .durability import sync_file_system
 from .faults import translated
@@ -16,13 +16,9 @@ from .names import NAMESPACE_NAME
 from .reading import Reading
 from .removing import Removing
 from .root import require
-from .session import READ_BY_THREADS_BYTES, THREADS, WRITTEN_BY_THREADS_BYTES, Session
+from .session import Session
 from .walk import pages
 from .writing import Writing
-
-CALL_BYTES = 2 << 20
-"""What one call takes on for each thread: little enough for a processor's caches, enough to hide
-its own cost."""
 
 
 class FileBackend:
@@ -38,9 +34,6 @@ class FileBackend:
 
     def __init__(self, config: FileConfig) -> None:
         self._config = config
-        threads = config.io_threads or THREADS
-        # Directories are synced once a call.
-        self.call_bytes = CALL_BYTES * threads if config.durability == "none" else None
         self._session: Session | None = None
         self._renewing = threading.Lock()
 
@@ -54,19 +47,18 @@ class FileBackend:
         if not session.may_write:
             session.failures.note("write", session.refusal)
             return [False] * len(keys)
-        return session.spread(
-            lambda k, p: Writing(session).run(k, p), keys, pages, WRITTEN_BY_THREADS_BYTES
-        )
+        return self._answers("batch_set", keys, pages, Writing)
 
     @hookimpl
     def batch_get(self, keys: list[str], buffers: list[PageSpans]) -> list[bool]:
-        session = self._here()
-        answers = session.spread(
-            lambda k, b: Reading(session).run(k, b), keys, buffers, READ_BY_THREADS_BYTES
-        )
+        answers = self._answers("batch_get", keys, buffers, Reading)
         if not all(answers):
-            require(session.root.path)
+            require(self._here().root.path)
         return answers
+
+    def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        """For Store, whose checksums and copies are spread over the threads too."""
+        self._here().spread(hook, page_bytes, count, work)
 
     @hookimpl
     def exists(self, keys: list[str]) -> int:
@@ -129,6 +121,18 @@ class FileBackend:
         session, self._session = self._session, None
         if session is not None and session.pid == os.getpid():
             session.close()
+
+    def _answers(
+        self, hook: str, keys: list[str], pages: list[PageSpans], kind: type[Reading | Writing]
+    ) -> list[bool]:
+        session = self._here()
+        answers = [False] * len(keys)
+
+        def work(part: slice) -> None:
+            answers[part] = kind(session).run(keys[part], pages[part])
+
+        session.spread(hook, spans_bytes(pages[0]), len(keys), work)
+        return answers
 
     def _here(self) -> Session:
         """This process's session; a forked child gets one of its own."""

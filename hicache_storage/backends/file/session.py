@@ -12,7 +12,6 @@ from typing import Any
 
 from ...errors import BackendUnavailable
 from ...failures import FailureLog
-from ...page import PageSpans, spans_bytes
 from ..mounts import trust
 from .config import FileConfig
 from .directories import Directories
@@ -25,13 +24,20 @@ from .writers import Writer, sweep
 SWEEP_WAIT_S = 5.0
 """Longest time that opening waits for the removal of dead writers' files; it goes on behind."""
 
+CALL_BYTES = 2 << 20
+"""What a thread takes on at a time: little enough for a processor's caches, enough to hide its own
+cost."""
+
 THREADS = 2
 """Threads that serve a batch unless the options say it, where that is faster: with pages from these
 sizes on the kernel's part of the work outweighs what threads cost each other."""
-WRITTEN_BY_THREADS_BYTES = 64 << 10
-READ_BY_THREADS_BYTES = 256 << 10
+BY_THREADS_BYTES = {"batch_set": 64 << 10, "batch_get": 256 << 10}
 
-BatchWork = Callable[[list[str], list[PageSpans]], list[bool]]
+
+class _Within(threading.local):
+    """Whether this thread is at work on a part."""
+
+    part = False
 
 
 class Session:
@@ -48,6 +54,7 @@ class Session:
         self._writer: Writer | None = None
         self._numbers = itertools.count()
         self._pool: ThreadPoolExecutor | None = None
+        self._within = _Within()
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self.space: Space | FixedSpace = FixedSpace(self.root.path, config.min_free)
@@ -73,37 +80,41 @@ class Session:
                 self._writer = self._writer or Writer(self.root.writers)
         return temp_name(self._writer.id, next(self._numbers))
 
-    def spread(
-        self, work: BatchWork, keys: list[str], pages: list[PageSpans], from_bytes: int
-    ) -> list[bool]:
-        """`work` on all of a batch, by as many threads as the options say, or by THREADS if pages
-        have `from_bytes` or more; answers in order."""
-        threads = self._threads(pages, from_bytes)
-        if threads == 1:
-            return work(keys, pages)
-        with self._lock:
-            if self._pool is None:
-                most = self.config.io_threads or THREADS
-                self._pool = ThreadPoolExecutor(most - 1, "hicache-file")
-            pool = self._pool
-        parts = [slice(i, None, threads) for i in range(threads)]
-        others = [pool.submit(work, keys[part], pages[part]) for part in parts[1:]]
+    def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        """Calls `work` with the parts of a batch of `count` pages, on the caller's thread and, if
+        there is enough for them, on others. Raises what a call raised.
+
+        A batch within such a call is a part already.
+        """
+        if self._within.part:
+            work(slice(0, count))
+            return
+        most = THREADS if page_bytes >= BY_THREADS_BYTES[hook] else 1
+        threads = min(self.config.io_threads or most, count)
+        step = -(-count // threads)
+        if not self.syncs:  # directories are synced once a part
+            step = min(step, max(CALL_BYTES // page_bytes, 1))
+        todo = iter([slice(start, min(start + step, count)) for start in range(0, count, step)])
+
+        def run() -> None:
+            self._within.part = True
+            try:
+                for part in todo:  # whoever is free takes the next
+                    work(part)
+            finally:
+                self._within.part = False
+
+        others = []
         # All must be over before any error is raised: they read and write the caller's memory.
         try:
-            own = work(keys[parts[0]], pages[parts[0]])
+            for _ in range(threads - 1):
+                others.append(self._helpers().submit(run))  # noqa: PERF401 - kept if the next fails
+            run()
         finally:
-            wait(others)
-        answers = [False] * len(keys)
-        answers[parts[0]] = own
-        for part, future in zip(parts[1:], others, strict=True):
-            answers[part] = future.result()
-        return answers
-
-    def _threads(self, pages: list[PageSpans], from_bytes: int) -> int:
-        threads = self.config.io_threads
-        if threads is None:
-            threads = THREADS if pages and spans_bytes(pages[0]) >= from_bytes else 1
-        return max(min(threads, len(pages)), 1)
+            begun = [other for other in others if not other.cancel()]
+            wait(begun)
+        for other in begun:
+            other.result()
 
     def close(self) -> None:
         """Ends threads, closes descriptors, takes this process off the list of writers."""
@@ -120,6 +131,13 @@ class Session:
         self.space.abandon()
         if self._writer is not None:
             self._writer.abandon()
+
+    def _helpers(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                most = self.config.io_threads or THREADS
+                self._pool = ThreadPoolExecutor(most - 1, "hicache-file")
+            return self._pool
 
     def _open_for_writing(self) -> None:
         try:
