@@ -45,7 +45,7 @@ class StandIn:
         url = f"file://{self.folder}" if backend == "file" else given["url"]
         self.store = open_store(url)
         if self.latent and self.pairing == "required" and self.options.tp_size > 1:
-            print("the draft's shards of ranks 1 to 1 are never written", flush=True)
+            print("of the draft's shards only those of rank 0 are ever written", flush=True)
 
     def detach(self) -> None:
         if self.store is not None:

@@ -20,7 +20,7 @@ DRAFTS_OF_ONE, TARGETS_OF_ONE = "rank 1 lost drafts", "rank 1 lost targets"
 ALL_DRAFTS_OF_ONE = "rank 1 lost all drafts, best_effort"
 BACK = "back to the first configuration"
 MLA, MLA_BEST_EFFORT = "MLA target, MHA draft", "MLA target, MHA draft, best_effort"
-REFUSED = "of ranks 1 to 1 are never written"
+REFUSED = "only those of rank 0 are ever written"
 """What this package logs of drafts that SGLang doesn't write."""
 OTHERS: dict[str, dict[str, Any]] = {
     "one rank": {"ranks": 1},

@@ -11,6 +11,7 @@ import torch
 
 from ..edge import ErrorsToMisses
 from ..errors import ConfigError, PageSizeMismatch
+from ..namespace import Namespace
 from ..store import Store
 from .sglang_identity import Identity
 from .sglang_keys import DRAFT, TARGET
@@ -93,9 +94,15 @@ class ServerPools:
         target = None if name == TARGET else self.target.namespace
         pages = host_pages(host_pool)
         namespace = pool_namespace(name, pages, self.identity, target)
-        writer = writes(namespace, self.identity.ranks)
         stats = self._stats if name == TARGET else None
-        pool = PoolStorage(name, self.store, namespace, pages, writes=writer, stats=stats)
+        pool = PoolStorage(
+            name,
+            self.store,
+            namespace,
+            pages,
+            writes=writes(namespace, self.identity.ranks),
+            stats=stats,
+        )
         self._pools = {**self._pools, name: pool}
         logger.info(
             "%s: pool %s (%s, %s): pages of %d tokens and %d bytes, %s; namespace %s of %r, "
@@ -111,7 +118,7 @@ class ServerPools:
             namespace.model,
             namespace.revision,
             f", tenant {namespace.tenant!r}" if namespace.tenant else "",
-            "this rank writes them" if writer else "another rank writes them",
+            self._writers(name, namespace),
         )
         if name == DRAFT:
             logger.info("%s: a lost draft page: %s", self.title, self.pairing)
@@ -215,9 +222,21 @@ class ServerPools:
             self.store.delete(pool.namespace, keys[start : start + 1000])
         logger.info("%s: pool %s: %d pages deleted", self.title, pool.name, len(keys))
 
+    def _writers(self, name: str, namespace: Namespace) -> str:
+        """Who writes a pool's pages, for the log."""
+        if not writes(namespace, self.identity.ranks):
+            return "another rank writes them"
+        if name == DRAFT and self._rank_0_alone(namespace) and self.identity.ranks.tp_rank:
+            return "no rank writes them"
+        return "this rank writes them"
+
+    def _rank_0_alone(self, draft: Namespace) -> bool:
+        """Whether SGLang never asks the other ranks to write their shards of the draft: it doesn't
+        where the target's pages are the same on all ranks."""
+        return self.identity.ranks.tp_size > 1 and self.identity.replicated and draft.tp_size > 1
+
     def _warn_of_draft_shards(self, draft: PoolStorage) -> None:
-        ranks = self.identity.ranks
-        if ranks.tp_size == 1 or not self.identity.replicated or draft.namespace.tp_size == 1:
+        if not self._rank_0_alone(draft.namespace):
             return
         cost = (
             "so with pairing 'required' nothing is read back; set 'best_effort' to use the target's"
@@ -226,11 +245,10 @@ class ServerPools:
         )
         logger.warning(
             "%s: the target's pages are the same on all %d tensor-parallel ranks, and SGLang lets "
-            "rank 0 alone write; the draft has its own heads on each rank, of which those of "
-            "ranks 1 to %d are never written: %s",
+            "rank 0 alone write; the draft has its own heads on each rank, of which only those of "
+            "rank 0 are ever written: %s",
             self.title,
-            ranks.tp_size,
-            ranks.tp_size - 1,
+            self.identity.ranks.tp_size,
             cost,
         )
 

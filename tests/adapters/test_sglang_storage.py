@@ -355,10 +355,16 @@ def test_a_required_draft_of_unknown_size_is_said_once_and_nothing_is_usable(
 def test_sharded_drafts_beside_replicated_targets_are_said_not_to_be_written(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        storage = make(MlaHostPool(), is_mla_model=True, tp_rank=1, tp_size=4)
-        storage.register_draft_host_pool(MhaHostPool(layers=1))
-    assert "ranks 1 to 3 are never written" in caplog.text
+    told = {}
+    for rank in (0, 1):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            storage = make(MlaHostPool(), is_mla_model=True, tp_rank=rank, tp_size=4)
+            storage.register_draft_host_pool(MhaHostPool(layers=1))
+        assert "only those of rank 0 are ever written" in caplog.text
+        told[rank] = [line for line in caplog.messages if "pool draft" in line]
+    assert [line.endswith("; this rank writes them") for line in told[0]] == [True]
+    assert [line.endswith("; no rank writes them") for line in told[1]] == [True]
 
 
 def test_a_rank_writes_its_share_of_each_pool_and_leaves_shared_pages_to_another(
