@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -46,14 +47,14 @@ pcie.link.width.max"
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """What it prints; what went wrong, if it does not."""
+    """What it prints, as plain text; what went wrong, if it does not."""
     try:
         done = subprocess.run(
             ["nvidia-smi", *arguments], capture_output=True, text=True, check=False, timeout=30
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"nvidia-smi: {error}"
-    return (done.stdout or done.stderr).strip()
+    return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout or done.stderr).strip()
 
 
 def links(listed: str) -> dict[str, str]:
@@ -69,6 +70,17 @@ def links(listed: str) -> dict[str, str]:
     return found
 
 
+def command(arguments: list[str]) -> str:
+    """How to run it again, without this machine's folders."""
+    kept: list[str] = []
+    for argument in arguments:
+        if kept[-1:] == ["--results"]:
+            kept.pop()
+        elif not argument.startswith("--results="):
+            kept.append(argument)
+    return " ".join(["python", "benchmarks/gpu_ranks.py", *kept])
+
+
 def machine(options: Options) -> Row:
     about: Row = {
         "date": time.strftime("%Y-%m-%d"),
@@ -78,7 +90,7 @@ def machine(options: Options) -> Row:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(sys.argv[1:]),
         "tokens": options.tokens,
         "rounds": options.rounds,
     }

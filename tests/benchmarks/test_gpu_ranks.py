@@ -295,3 +295,23 @@ def test_a_link_is_found_by_its_devices_address(modules: dict[str, ModuleType]) 
     found = modules["gpu_ranks"].links(listed)
     assert found == {"0000:3b:00": "gen 1 of 5, x16 of x16", "0000:db:00": "gen 5 of 5, x8 of x16"}
     assert modules["gpu_ranks"].links("nvidia-smi: not found") == {}
+
+
+def test_a_report_says_how_to_run_it_again_without_the_folder_of_its_results(
+    modules: dict[str, ModuleType],
+) -> None:
+    command = modules["gpu_ranks"].command
+    assert command([]) == "python benchmarks/gpu_ranks.py"
+    for results in (["--results", "/here/out"], ["--results=/here/out"]):
+        told = command(["--quick", *results, "--ranks", "2"])
+        assert told == "python benchmarks/gpu_ranks.py --quick --ranks 2"
+
+
+def test_what_nvidia_smi_underlines_is_plain_text_in_a_report(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(stdout="\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV18\n", stderr="")
+
+    monkeypatch.setattr(modules["gpu_ranks"].subprocess, "run", run)
+    assert modules["gpu_ranks"].nvidia_smi("topo", "-m") == "GPU0\tGPU1\nGPU0\t X \tNV18"
