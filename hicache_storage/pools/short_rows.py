@@ -11,8 +11,9 @@ from ..page import ScatteredPage
 
 Bytes = npt.NDArray[np.uint8]
 
-SHORT_ROW_BYTES = 16 << 10
-"""Longest row that is rather copied than moved in place."""
+SHORT_ROW_BYTES = 512 << 10
+"""Longest row that is rather copied than moved in place: of longer ones a few pages fill the
+memory that there is for copies."""
 FEWEST_ROWS = 8
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,6 +67,13 @@ class LmdbBackend:
             answers = self._get([key.encode() for key in keys], buffers)
             self._settle_recency()
         return answers
+
+    def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        """For Store: few pages are read at a time, so that they pass through its memory, each in
+        one copy. What is written is one call: it makes its own transactions."""
+        parts = [slice(0, count)] if hook == "batch_set" else slices([page_bytes] * count)
+        for part in parts:
+            work(part)
 
     @hookimpl
     def exists(self, keys: list[str]) -> int:
