@@ -315,6 +315,17 @@ def test_the_same_page_is_not_written_again_and_another_one_is(tmp_path: Path) -
     assert found(backend, [1], versions=[1]) == [True]
 
 
+def test_of_pages_behind_a_missing_one_only_the_next_is_written_again(tmp_path: Path) -> None:
+    backend = opened(tmp_path, capacity=1 << 20)
+    assert store(backend, range(1, 6)) == [True] * 5
+    before = [path_of(tmp_path, number).stat().st_ino for number in range(1, 6)]
+    assert store(backend, range(8)) == [True] * 8
+    after = [path_of(tmp_path, number).stat().st_ino for number in range(1, 6)]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [False] + [True] * 4
+    assert found(backend, range(8)) == [True] * 8
+    assert backend.usage() == (8, 8 * 576, 1 << 20)
+
+
 @pytest.mark.parametrize("parts", [1, 7, 64, 1024, 2500])
 @pytest.mark.parametrize("most", [1, 4096, 1 << 30])
 def test_transfers_that_stop_halfway_go_on_where_they_stopped(

@@ -27,6 +27,9 @@ class Writing:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._now_s = time.time()
+        self._looks = True
+        """Whether the next page may well be stored already: not if the one before it was missing,
+        as pages of a prefix come and go together. To look for each costs up to a tenth."""
         self._left_bytes = 0
         self._left_pages = 0
         self._room: Reservation | None = None
@@ -68,13 +71,14 @@ class Writing:
         session = self._session
         directory = session.directories.make(place, sync=session.syncs)
         path = f"{directory}/{name}"
-        if self._is_stored(path, page, length):
+        if self._looks and self._is_stored(path, page, length):
             return True
         if not self._has_room(length):
             session.failures.note("write", f"no room for a page of {length} bytes")
             return False
         temp = f"{directory}/{session.temp_name()}"
         replaced_bytes = publish(temp, path, page, length, sync=session.syncs)
+        self._looks = replaced_bytes > 0
         self._room_bytes -= length
         self._added_bytes += length - replaced_bytes
         self._added_pages += replaced_bytes == 0
