@@ -157,6 +157,32 @@ def test_a_page_that_can_not_be_read_is_a_miss_logged_once_and_kept(
     assert backend.exists([key(i) for i in range(3)]) == 3
 
 
+def test_reading_leaves_the_time_of_access_alone(tmp_path: Path) -> None:
+    backend = opened(tmp_path)
+    assert store(backend, [1]) == [True]
+    path = path_of(tmp_path, 1)
+    os.utime(path, (1.0, path.stat().st_mtime))
+    assert found(backend, [1]) == [True]
+    assert path.stat().st_atime == 1.0
+
+
+def test_a_page_of_another_user_whose_time_of_access_is_not_ours_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, real = opened(tmp_path), os.open
+    assert store(backend, [1]) == [True]
+
+    def foreign(path: str, flags: int, *args: int, **more: int) -> int:
+        if flags & os.O_NOATIME:
+            raise PermissionError(errno.EPERM, "not the owner", path)
+        return real(path, flags, *args, **more)
+
+    monkeypatch.setattr(os, "open", foreign)
+    assert found(backend, [1]) == [True]
+    assert store(backend, [1]) == [True]
+    assert not backend._session.failures.counts  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("name", ["ESTALE", "ENOENT"])
 def test_a_file_that_was_replaced_meanwhile_is_looked_for_once_more_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
