@@ -141,11 +141,11 @@ def test_a_call_in_the_middle_of_a_part_is_not_spread_again(tmp_path: Path) -> N
         seen.append((part.start, part.stop))
 
     def work(part: slice) -> None:
-        backend.spread("batch_set", 1 << 20, part.stop - part.start, inner)
+        backend.spread("batch_get", 1 << 20, part.stop - part.start, inner)
 
-    backend.spread("batch_set", 1 << 20, 8, work)
+    backend.spread("batch_get", 1 << 20, 8, work)
     assert seen == [(0, 2)] * 4
     seen.clear()
-    backend.spread("batch_set", 1 << 20, 8, inner)
+    backend.spread("batch_get", 1 << 20, 8, inner)
     assert sorted(seen) == [(0, 2), (2, 4), (4, 6), (6, 8)]
     backend.close()
