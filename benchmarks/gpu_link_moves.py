@@ -225,12 +225,10 @@ def _calls_of(count: int) -> Iterator[None]:
     """Has the package ask for so many copies a call."""
     usual = copy_engine._BATCH
     copy_engine._BATCH = count
-    copy_engine._sizes.cache_clear()
     try:
         yield
     finally:
         copy_engine._BATCH = usual
-        copy_engine._sizes.cache_clear()
 
 
 class Compiled:

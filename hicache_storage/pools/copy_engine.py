@@ -54,7 +54,8 @@ class _Attributes(ctypes.Structure):
 
 _IN_STREAM_ORDER, _FIRST = _Attributes(order=_SOURCE_IN_STREAM_ORDER), ctypes.c_size_t(0)
 """The attributes of all copies of a batch, from its first on."""
-_ADDRESS_BYTES = 8
+_WORD_BYTES = 8
+"""Of an address, and of a size."""
 
 _END = (
     ("x", ctypes.c_size_t),
@@ -84,26 +85,35 @@ def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: 
 
     `batched` needs pinned host memory. The copies may happen in any order.
     """
-    for piece in copies:
-        if not batched or not _has("cuMemcpyBatchAsync"):
+    if not batched or not _has("cuMemcpyBatchAsync"):
+        for piece in copies:
             _one_by_one(piece, stream, to_device)
-        elif piece.height == 1:
-            _batches(piece, stream)
-        else:
+        return
+    single = [piece for piece in copies if piece.height == 1]
+    if single:
+        _batches(single, stream)
+    for piece in copies:
+        if piece.height > 1:
             _batches_of_rows(piece, stream)
 
 
-def _batches(piece: RowCopies, stream: int) -> None:
-    source, target = piece.source.ctypes.data, piece.target.ctypes.data
-    sizes = _sizes(piece.width)
+def _batches(pieces: Sequence[RowCopies], stream: int) -> None:
+    sources, targets, sizes = (
+        np.concatenate(arrays)
+        for arrays in zip(
+            *((each.source, each.target, _widths(each)) for each in pieces), strict=True
+        )
+    )
+    source, target, size = sources.ctypes.data, targets.ctypes.data, sizes.ctypes.data
     attributes, first = ctypes.byref(_IN_STREAM_ORDER), ctypes.byref(_FIRST)
     call, failed = _versioned("cuMemcpyBatchAsync")
-    for start in range(0, len(piece.source), _BATCH):
+    for start in range(0, len(sizes), _BATCH):
+        begin = start * _WORD_BYTES
         call(
-            ctypes.c_void_p(target + start * _ADDRESS_BYTES),
-            ctypes.c_void_p(source + start * _ADDRESS_BYTES),
-            ctypes.c_void_p(sizes.ctypes.data),
-            ctypes.c_size_t(min(_BATCH, len(piece.source) - start)),
+            ctypes.c_void_p(target + begin),
+            ctypes.c_void_p(source + begin),
+            ctypes.c_void_p(size + begin),
+            ctypes.c_size_t(min(_BATCH, len(sizes) - start)),
             attributes,
             first,
             ctypes.c_size_t(1),
@@ -112,9 +122,8 @@ def _batches(piece: RowCopies, stream: int) -> None:
         )
 
 
-@functools.lru_cache(maxsize=64)
-def _sizes(width: int) -> npt.NDArray[np.uint64]:
-    return np.full(_BATCH, width, dtype=np.uint64)
+def _widths(piece: RowCopies) -> npt.NDArray[np.uint64]:
+    return np.full(len(piece.source), piece.width, dtype=np.uint64)
 
 
 def _batches_of_rows(piece: RowCopies, stream: int) -> None:

@@ -89,16 +89,21 @@ def _backup_staged(
     """All layers of some pages at a time, of target and draft together."""
     page_bytes = [pair.staged_bytes(pair.host.layers) for pair in pairs]
     at_a_time = _pages_at_a_time(lane, sum(page_bytes))
+    pinned = all(pair.pinned for pair in pairs)
     with lane.on(lane.side):
         (on_device,) = lane.upload(device_slots)
     for start in range(0, len(host_slots), at_a_time):
         some = slice(start, start + at_a_time)
+        slots = host_slots[some]
         half, memory = lane.half(at_a_time * sum(page_bytes))
-        areas = []
+        areas, copies = [], []
         for pair, size in zip(pairs, page_bytes, strict=True):
-            areas.append((pair, pair.staged(memory, pair.host.layers, at_a_time)))
+            area = pair.staged(memory, pair.host.layers, at_a_time)
             memory = memory[at_a_time * size :]
-        _through(half, areas, on_device[some], host_slots[some], lane)
+            areas.append(area)
+            for part in _part_copies(area, pair.host, np.arange(len(slots)), slots):
+                copies += part
+        _through(half, areas, on_device[some], copies, lane, pinned=pinned)
 
 
 def _backup_layered(pair: Routes, device_slots: Slots, host_slots: Slots, lane: Lane) -> None:
@@ -109,42 +114,60 @@ def _backup_layered(pair: Routes, device_slots: Slots, host_slots: Slots, lane: 
     # Halved, not divided: few sizes, so that their areas are found again.
     while step > 1 and _pages_at_a_time(lane, pair.staged_bytes(layers[:step])) < pages:
         step = -(-step // 2)
+    at_a_time = _pages_at_a_time(lane, pair.staged_bytes(layers[:step]))
     with lane.on(lane.side):
         (on_device,) = lane.upload(device_slots)
-    for first in range(0, len(layers), step):
-        group = layers[first : first + step]
-        page_bytes = pair.staged_bytes(group)
-        at_a_time = _pages_at_a_time(lane, page_bytes)
-        for start in range(0, pages, at_a_time):
-            some = slice(start, start + at_a_time)
-            half, memory = lane.half(at_a_time * page_bytes)
+    for start in range(0, pages, at_a_time):
+        some = slice(start, start + at_a_time)
+        slots = host_slots[some]
+        known: dict[int, tuple[Route, list[list[RowCopies]]]] = {}
+        for first in range(0, len(layers), step):
+            group = layers[first : first + step]
+            half, memory = lane.half(at_a_time * pair.staged_bytes(group))
             area = pair.staged(memory, group, at_a_time)
-            _through(half, [(pair, area)], on_device[some], host_slots[some], lane)
+            if len(group) not in known:
+                places = np.arange(len(slots))
+                parts = _part_copies(area, pair.host, places, slots, rows=False)
+                known[len(group)] = area, parts
+            copies = _moved(*known[len(group)], area, pair)
+            _through(half, [area], on_device[some], copies, lane, pinned=pair.pinned)
+
+
+def _moved(
+    known: Route, parts: Sequence[Sequence[RowCopies]], area: Route, pair: Routes
+) -> list[RowCopies]:
+    """The copies from one staging area, as those from another of equal shape with other layers."""
+    copies: list[RowCopies] = []
+    for part, pieces in enumerate(parts):
+        in_area = area.parts[part].data_ptr() - known.parts[part].data_ptr()
+        now, before = (pair.shifts[route.layers.start][part][1] for route in (area, known))
+        copies += [piece.shifted(in_area, now - before) for piece in pieces]
+    return copies
 
 
 def _through(
     half: Half,
-    areas: Sequence[tuple[Routes, Route]],
+    areas: Sequence[Route],
     on_device: Tensor,
-    host_slots: Slots,
+    copies: Sequence[RowCopies],
     lane: Lane,
+    *,
+    pinned: bool,
 ) -> None:
     """Gathers pages into the areas of a half, and copies them to the host from there."""
     lane.wait(lane.side, half.free)
-    copies: list[RowCopies] = []
     with lane.on(lane.side):
-        for pair, area in areas:
+        for area in areas:
             lane.mover.move(
                 area,
                 on_device,
-                lane.positions(len(host_slots)),
+                lane.positions(len(on_device)),
                 area.layers,
                 to_pool=False,
                 programs=lane.processors,
             )
-            copies += _part_copies(area, pair.host, np.arange(len(host_slots)), host_slots)
     lane.wait(lane.link, lane.record(lane.side))
-    lane.copy(copies, to_device=False, pinned=all(pair.pinned for pair, _ in areas))
+    lane.copy(copies, to_device=False, pinned=pinned)
     half.free = lane.record(lane.link)
 
 
@@ -189,7 +212,6 @@ class _Loading:
         self._on_link: Any = None
         self._on_side: Any = None
         self._first_layers: dict[Routes, list[list[RowCopies]]] = {}
-        self._next_link, self._other_link = lane.link, lane.beside
 
     def plan(self, pair: Routes, strategy: Strategy) -> list[Step]:
         if len(self.host_slots) == 0:
@@ -215,12 +237,9 @@ class _Loading:
     def arrived(self) -> tuple[Any, ...]:
         """The events behind all that has been taken so far."""
         lane = self.lane
-        streams = [lane.link]
-        if self._first_layers:
-            streams.append(lane.beside)
-        if self._on_side is not None:
-            streams.append(lane.side)
-        return tuple(lane.record(stream) for stream in streams)
+        if self._on_side is None:
+            return (lane.record(lane.link),)
+        return lane.record(lane.link), lane.record(lane.side)
 
     def _by_kernel(self, pair: Routes, layers: range) -> None:
         lane = self.lane
@@ -235,15 +254,18 @@ class _Loading:
     def _direct(self, pair: Routes, layers: range) -> None:
         if pair not in self._first_layers:
             self._first_layers[pair] = [
-                view_copies(other, rows, self.host_slots, self.device_slots, self.runs)
+                view_copies(other, rows, self.host_slots, self.device_slots, self.runs, rows=False)
                 for rows, other in pair.host.ends(0)
             ]
-        for layer in layers:
-            parts = zip(self._first_layers[pair], pair.shifts[layer], strict=True)
-            for pieces, (on_device, in_host) in parts:
-                copies = [piece.shifted(in_host, on_device) for piece in pieces]
-                self.lane.copy(copies, to_device=True, pinned=pair.pinned, stream=self._next_link)
-                self._next_link, self._other_link = self._other_link, self._next_link
+        copies = [
+            piece.shifted(in_host, on_device)
+            for layer in layers
+            for pieces, (on_device, in_host) in zip(
+                self._first_layers[pair], pair.shifts[layer], strict=True
+            )
+            for piece in pieces
+        ]
+        self.lane.copy(copies, to_device=True, pinned=pair.pinned)
 
     def _staged(self, pair: Routes, layers: range) -> None:
         lane = self.lane
@@ -257,11 +279,9 @@ class _Loading:
             half, memory = lane.half(at_a_time * page_bytes)
             area = pair.staged(memory, layers, at_a_time)
             lane.wait(lane.link, half.free)
-            lane.copy(
-                _part_copies(pair.host, area, slots, np.arange(len(slots))),
-                to_device=True,
-                pinned=pair.pinned,
-            )
+            parts = _part_copies(pair.host, area, slots, np.arange(len(slots)))
+            copies = [copy for part in parts for copy in part]
+            lane.copy(copies, to_device=True, pinned=pair.pinned)
             lane.wait(lane.side, lane.record(lane.link))
             with lane.on(lane.side):
                 lane.mover.move(
@@ -276,18 +296,18 @@ class _Loading:
 
 
 def _part_copies(
-    source: Route, target: Route, source_slots: Slots, target_slots: Slots
-) -> list[RowCopies]:
-    """Copies between the other ends of two routes, of the layers that both have."""
+    source: Route, target: Route, source_slots: Slots, target_slots: Slots, *, rows: bool = True
+) -> list[list[RowCopies]]:
+    """By part, the copies between the other ends of two routes, of the layers that both have."""
     layers = source.layers if len(source.layers) <= len(target.layers) else target.layers
     found: Runs = runs(source_slots, target_slots)
-    copies: list[RowCopies] = []
+    copies = []
     for source_part, target_part in zip(source.parts, target.parts, strict=True):
         ends = [
             part[:, layers.start - route.layers.start :][:, : len(layers)]
             for route, part in ((source, source_part), (target, target_part))
         ]
-        copies += view_copies(ends[0], ends[1], source_slots, target_slots, found)
+        copies.append(view_copies(ends[0], ends[1], source_slots, target_slots, found, rows=rows))
     return copies
 
 

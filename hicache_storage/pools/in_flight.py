@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,40 +12,34 @@ from torch import Tensor
 from .indices import Slots
 
 
-class Moving(Protocol):
-    """A Transfer or LayerEvents."""
-
-    events: tuple[Any, ...]
-
-    def done(self) -> bool:
-        """Whether every byte has arrived."""
-        ...
-
-
 class InFlight:
     """Copies of one direction. One thread uses it."""
 
     def __init__(self) -> None:
-        self._moving: list[tuple[Moving, Slots, Slots]] = []
+        self._moving: list[tuple[Sequence[Any], Slots, Slots]] = []
 
-    def add(self, moving: Moving, device_indices: Tensor, host_indices: Tensor) -> None:
-        """Remembers a copy of these slots until it is done. On the CPU it is already."""
-        self._moving = [entry for entry in self._moving if not entry[0].done()]
-        if device_indices.numel() and not moving.done():
-            self._moving.append((moving, _slots(device_indices), _slots(host_indices)))
+    def add(self, events: Sequence[Any], device_indices: Tensor, host_indices: Tensor) -> None:
+        """Remembers a copy of these slots until its events are done. On the CPU it has none."""
+        self._moving = [entry for entry in self._moving if not _done(entry[0])]
+        if device_indices.numel() and not _done(events):
+            self._moving.append((events, _slots(device_indices), _slots(host_indices)))
 
     def sharing(self, device_indices: Any, host_indices: Any) -> list[Any]:
         """The events of copies that use one of these slots, at either end."""
-        moving = [entry for entry in self._moving if not entry[0].done()]
+        moving = [entry for entry in self._moving if not _done(entry[0])]
         if not moving or not (_is_list(device_indices) and _is_list(host_indices)):
             return []
         ends = [_slots(indices) for indices in (device_indices, host_indices)]
         return [
             event
-            for other, *theirs in moving
+            for events, *theirs in moving
             if any(_meet(ours, slots) for ours, slots in zip(ends, theirs, strict=True))
-            for event in other.events
+            for event in events
         ]
+
+
+def _done(events: Sequence[Any]) -> bool:
+    return all(event.query() for event in events)
 
 
 def _slots(indices: Tensor) -> Slots:

@@ -6,6 +6,7 @@ needs torch alone; it moves between places on one device.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import importlib.util
 import logging
@@ -92,8 +93,8 @@ class _Planes:
 
     def of(self, layers: range) -> tuple[int, int]:
         """The first plane of these layers, and how many there are."""
-        chosen = [i for i, layer in enumerate(self.layers) if layer in layers]
-        return (chosen[0], len(chosen)) if chosen else (0, 0)
+        first = bisect.bisect_left(self.layers, layers.start)
+        return first, bisect.bisect_left(self.layers, layers.stop) - first
 
 
 class KernelMover:

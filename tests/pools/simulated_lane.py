@@ -57,7 +57,7 @@ class SimulatedLane(Lane):
         self.staged_bytes = staged_bytes
 
     def _start(self) -> None:
-        self.link, self.beside, self.side = Stream(), Stream(), Stream()
+        self.link, self.side = Stream(), Stream()
         self.current = self.link
         self.mover = _HeldMover(self, self._kernels)
         self.processors = 1
@@ -104,11 +104,9 @@ class SimulatedLane(Lane):
     def allocate(self, size_bytes: int) -> torch.Tensor:
         return torch.full((size_bytes,), POISON, dtype=torch.uint8)
 
-    def copy(
-        self, copies: Sequence[RowCopies], *, to_device: bool, pinned: bool, stream: Any = None
-    ) -> None:
+    def copy(self, copies: Sequence[RowCopies], *, to_device: bool, pinned: bool) -> None:
         copies = [piece._replace() for piece in copies]
-        (stream or self.link).work.append(lambda: copy_rows(copies))
+        self.link.work.append(lambda: copy_rows(copies))
 
 
 class _HeldMover(TorchMover):

@@ -9,13 +9,17 @@ from pools.pool_cases import slots
 from hicache_storage.pools.in_flight import InFlight
 
 
-class Moving:
+class Event:
     def __init__(self, name: str) -> None:
-        self.events = (name,)
+        self.name = name
         self.over = False
 
-    def done(self) -> bool:
+    def query(self) -> bool:
         return self.over
+
+
+def shared(copies: InFlight, on_device: object, in_host: object) -> list[str]:
+    return [event.name for event in copies.sharing(on_device, in_host)]
 
 
 @pytest.mark.parametrize(
@@ -33,30 +37,30 @@ def test_a_shared_slot_at_either_end_is_waited_for(
     on_device: list[int], in_host: list[int], waits: bool
 ) -> None:
     copies = InFlight()
-    copies.add(Moving("first"), slots([5, 2]), slots([3, 4]))
-    assert copies.sharing(slots(on_device), slots(in_host)) == (["first"] if waits else [])
+    copies.add([Event("first")], slots([5, 2]), slots([3, 4]))
+    assert shared(copies, slots(on_device), slots(in_host)) == (["first"] if waits else [])
 
 
 def test_what_is_done_is_forgotten() -> None:
-    copies, first, second = InFlight(), Moving("first"), Moving("second")
-    copies.add(first, slots([1]), slots([1]))
-    copies.add(second, slots([1]), slots([2]))
-    assert copies.sharing(slots([1]), slots([7])) == ["first", "second"]
+    copies, first, second = InFlight(), Event("first"), Event("second")
+    copies.add([first], slots([1]), slots([1]))
+    copies.add([second], slots([1]), slots([2]))
+    assert shared(copies, slots([1]), slots([7])) == ["first", "second"]
     first.over = True
-    assert copies.sharing(slots([1]), slots([7])) == ["second"]
-    copies.add(Moving("third"), slots([9]), slots([9]))
+    assert shared(copies, slots([1]), slots([7])) == ["second"]
+    copies.add([Event("third")], slots([9]), slots([9]))
     assert len(copies._moving) == 2
 
 
 def test_the_callers_lists_may_change_meanwhile() -> None:
     copies, pages = InFlight(), slots([1])
-    copies.add(Moving("first"), pages, pages)
+    copies.add([Event("first")], pages, pages)
     pages.fill_(6)
-    assert copies.sharing(slots([1]), slots([0])) == ["first"]
+    assert shared(copies, slots([1]), slots([0])) == ["first"]
 
 
 @pytest.mark.parametrize("wrong", [None, [1], torch.tensor([1.0]), slots([-1])])
 def test_what_is_no_list_of_slots_is_left_to_the_copy_to_refuse(wrong: object) -> None:
     copies = InFlight()
-    copies.add(Moving("first"), slots([1]), slots([1]))
-    assert copies.sharing(wrong, slots([1])) == []
+    copies.add([Event("first")], slots([1]), slots([1]))
+    assert shared(copies, wrong, slots([1])) == []
