@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from .indices import Slots
-from .lanes import Half, Lane
+from .lanes import Lane
 from .movers import KernelMover
 from .routes import Route, Routes
 from .row_copies import RowCopies, Runs, runs, view_copies
@@ -46,16 +45,16 @@ def backup(
         by_way.setdefault(_backup_way(lane, pair, run_pages, strategy), []).append(pair)
     if "staged" in by_way:
         _backup_staged(by_way["staged"], device_slots, host_slots, lane)
-    for pair in by_way.get("layered", ()):
-        _backup_layered(pair, device_slots, host_slots, lane)
-    for pair in by_way.get("direct", ()):
+    for pair in by_way.get("rows", ()):
         found = runs(host_slots, device_slots)
-        copies = [
-            copy
-            for ours, theirs in zip(pair.spaced or (), pair.host.parts, strict=True)
-            for copy in view_copies(ours, theirs, device_slots, host_slots, found)
-        ]
-        lane.copy(copies, to_device=False, pinned=pair.pinned)
+        for ours, theirs in zip(pair.spaced or (), pair.host.parts, strict=True):
+            copies = view_copies(ours, theirs, device_slots, host_slots, found)
+            lane.copy(copies, to_device=False, pinned=pair.pinned)
+    for pair in by_way.get("direct", ()):
+        first = _first_layer(pair, device_slots, host_slots, to_device=False)
+        for layer in pair.host.layers:
+            copies = _of_layer(pair, first, layer, to_device=False)
+            lane.copy(copies, to_device=False, pinned=pair.pinned)
     if "kernel" in by_way:
         with lane.on(lane.link):
             on_device, in_host = lane.upload(device_slots, host_slots)
@@ -89,86 +88,29 @@ def _backup_staged(
     """All layers of some pages at a time, of target and draft together."""
     page_bytes = [pair.staged_bytes(pair.host.layers) for pair in pairs]
     at_a_time = _pages_at_a_time(lane, sum(page_bytes))
-    pinned = all(pair.pinned for pair in pairs)
     with lane.on(lane.side):
         (on_device,) = lane.upload(device_slots)
     for start in range(0, len(host_slots), at_a_time):
-        some = slice(start, start + at_a_time)
-        slots = host_slots[some]
+        slots = host_slots[start : start + at_a_time]
         half, memory = lane.half(at_a_time * sum(page_bytes))
-        areas, copies = [], []
-        for pair, size in zip(pairs, page_bytes, strict=True):
-            area = pair.staged(memory, pair.host.layers, at_a_time)
-            memory = memory[at_a_time * size :]
-            areas.append(area)
-            for part in _part_copies(area, pair.host, np.arange(len(slots)), slots):
-                copies += part
-        _through(half, areas, on_device[some], copies, lane, pinned=pinned)
-
-
-def _backup_layered(pair: Routes, device_slots: Slots, host_slots: Slots, lane: Lane) -> None:
-    """Some layers of all pages at a time: pages that follow each other in the host pool are one
-    stretch there."""
-    layers, pages = pair.host.layers, len(host_slots)
-    step = len(layers)
-    # Halved, not divided: few sizes, so that their areas are found again.
-    while step > 1 and _pages_at_a_time(lane, pair.staged_bytes(layers[:step])) < pages:
-        step = -(-step // 2)
-    at_a_time = _pages_at_a_time(lane, pair.staged_bytes(layers[:step]))
-    with lane.on(lane.side):
-        (on_device,) = lane.upload(device_slots)
-    for start in range(0, pages, at_a_time):
-        some = slice(start, start + at_a_time)
-        slots = host_slots[some]
-        known: dict[int, tuple[Route, list[list[RowCopies]]]] = {}
-        for first in range(0, len(layers), step):
-            group = layers[first : first + step]
-            half, memory = lane.half(at_a_time * pair.staged_bytes(group))
-            area = pair.staged(memory, group, at_a_time)
-            if len(group) not in known:
-                places = np.arange(len(slots))
-                parts = _part_copies(area, pair.host, places, slots, rows=False)
-                known[len(group)] = area, parts
-            copies = _moved(*known[len(group)], area, pair)
-            _through(half, [area], on_device[some], copies, lane, pinned=pair.pinned)
-
-
-def _moved(
-    known: Route, parts: Sequence[Sequence[RowCopies]], area: Route, pair: Routes
-) -> list[RowCopies]:
-    """The copies from one staging area, as those from another of equal shape with other layers."""
-    copies: list[RowCopies] = []
-    for part, pieces in enumerate(parts):
-        in_area = area.parts[part].data_ptr() - known.parts[part].data_ptr()
-        now, before = (pair.shifts[route.layers.start][part][1] for route in (area, known))
-        copies += [piece.shifted(in_area, now - before) for piece in pieces]
-    return copies
-
-
-def _through(
-    half: Half,
-    areas: Sequence[Route],
-    on_device: Tensor,
-    copies: Sequence[RowCopies],
-    lane: Lane,
-    *,
-    pinned: bool,
-) -> None:
-    """Gathers pages into the areas of a half, and copies them to the host from there."""
-    lane.wait(lane.side, half.free)
-    with lane.on(lane.side):
-        for area in areas:
-            lane.mover.move(
-                area,
-                on_device,
-                lane.positions(len(on_device)),
-                area.layers,
-                to_pool=False,
-                programs=lane.processors,
-            )
-    lane.wait(lane.link, lane.record(lane.side))
-    lane.copy(copies, to_device=False, pinned=pinned)
-    half.free = lane.record(lane.link)
+        lane.wait(lane.side, half.free)
+        copies: list[RowCopies] = []
+        with lane.on(lane.side):
+            for pair, size in zip(pairs, page_bytes, strict=True):
+                area = pair.staged(memory, pair.host.layers, at_a_time)
+                memory = memory[at_a_time * size :]
+                lane.mover.move(
+                    area,
+                    on_device[start : start + at_a_time],
+                    lane.positions(len(slots)),
+                    area.layers,
+                    to_pool=False,
+                    programs=lane.processors,
+                )
+                copies += _part_copies(area, pair.host, np.arange(len(slots)), slots)
+        lane.wait(lane.link, lane.record(lane.side))
+        lane.copy(copies, to_device=False, pinned=all(pair.pinned for pair in pairs))
+        half.free = lane.record(lane.link)
 
 
 def load_back(
@@ -252,18 +194,13 @@ class _Loading:
             )
 
     def _direct(self, pair: Routes, layers: range) -> None:
+        slots = self.device_slots, self.host_slots
         if pair not in self._first_layers:
-            self._first_layers[pair] = [
-                view_copies(other, rows, self.host_slots, self.device_slots, self.runs, rows=False)
-                for rows, other in pair.host.ends(0)
-            ]
+            self._first_layers[pair] = _first_layer(pair, *slots, to_device=True)
         copies = [
-            piece.shifted(in_host, on_device)
+            copy
             for layer in layers
-            for pieces, (on_device, in_host) in zip(
-                self._first_layers[pair], pair.shifts[layer], strict=True
-            )
-            for piece in pieces
+            for copy in _of_layer(pair, self._first_layers[pair], layer, to_device=True)
         ]
         self.lane.copy(copies, to_device=True, pinned=pair.pinned)
 
@@ -279,9 +216,11 @@ class _Loading:
             half, memory = lane.half(at_a_time * page_bytes)
             area = pair.staged(memory, layers, at_a_time)
             lane.wait(lane.link, half.free)
-            parts = _part_copies(pair.host, area, slots, np.arange(len(slots)))
-            copies = [copy for part in parts for copy in part]
-            lane.copy(copies, to_device=True, pinned=pair.pinned)
+            lane.copy(
+                _part_copies(pair.host, area, slots, np.arange(len(slots))),
+                to_device=True,
+                pinned=pair.pinned,
+            )
             lane.wait(lane.side, lane.record(lane.link))
             with lane.on(lane.side):
                 lane.mover.move(
@@ -295,19 +234,43 @@ class _Loading:
             half.free = lane.record(lane.side)
 
 
-def _part_copies(
-    source: Route, target: Route, source_slots: Slots, target_slots: Slots, *, rows: bool = True
+def _first_layer(
+    pair: Routes, device_slots: Slots, host_slots: Slots, *, to_device: bool
 ) -> list[list[RowCopies]]:
-    """By part, the copies between the other ends of two routes, of the layers that both have."""
+    """By part, the copies of the first layer's pages; those of other layers follow from them."""
+    found = runs(host_slots, device_slots)
+    return [
+        view_copies(in_host, on_device, host_slots, device_slots, found, rows=False)
+        if to_device
+        else view_copies(on_device, in_host, device_slots, host_slots, found, rows=False)
+        for on_device, in_host in pair.host.ends(0)
+    ]
+
+
+def _of_layer(
+    pair: Routes, first: Sequence[Sequence[RowCopies]], layer: int, *, to_device: bool
+) -> list[RowCopies]:
+    """A layer's copies, as those of the first one further on in memory."""
+    return [
+        piece.shifted(in_host, on_device) if to_device else piece.shifted(on_device, in_host)
+        for pieces, (on_device, in_host) in zip(first, pair.shifts[layer], strict=True)
+        for piece in pieces
+    ]
+
+
+def _part_copies(
+    source: Route, target: Route, source_slots: Slots, target_slots: Slots
+) -> list[RowCopies]:
+    """Copies between the other ends of two routes, of the layers that both have."""
     layers = source.layers if len(source.layers) <= len(target.layers) else target.layers
     found: Runs = runs(source_slots, target_slots)
-    copies = []
+    copies: list[RowCopies] = []
     for source_part, target_part in zip(source.parts, target.parts, strict=True):
         ends = [
             part[:, layers.start - route.layers.start :][:, : len(layers)]
             for route, part in ((source, source_part), (target, target_part))
         ]
-        copies.append(view_copies(ends[0], ends[1], source_slots, target_slots, found, rows=rows))
+        copies += view_copies(ends[0], ends[1], source_slots, target_slots, found)
     return copies
 
 
@@ -340,7 +303,6 @@ def prepare(pair: Routes, lane: Lane, *, to_pool: bool, strategy: Strategy) -> N
     if not to_pool:
         found = {_backup_way(lane, pair, run, strategy) for run in (1.0, 1e6)}
         groups = {layers} if "staged" in found else set()
-        groups |= {layers[:1]} if "layered" in found else set()
     for stream in lane.streams:
         with lane.on(stream):
             lane.upload(np.zeros(1, dtype=np.int64))

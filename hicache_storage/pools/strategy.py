@@ -1,14 +1,14 @@
 """Which way pages take between device and host: the copy engines', or a kernel's.
 
-Copy engines leave the multiprocessors to the model, but lose some 0.2 us with each stretch of host
-memory that they write, and more where stretches aren't equally spaced. They copy "direct" between
-the layers and the host, or through memory on the device, where a kernel gathers or scatters rows,
-so that few and long stretches cross the link: "staged", all layers of some pages at a time, or
-"layered", some layers of all pages. A "kernel" that reads or writes pinned memory itself doesn't
-mind small rows and costs the caller least, but it takes a few multiprocessors, its writes hold up
-what else the device does, and its packets of 128 bytes carry 52.5 GB/s out and 51.3 back at most
-where plain copies reach 55. The limits below are where one overtakes the other on an H200
-(benchmarks/results/gpu_link.md).
+Copy engines leave the multiprocessors to the model, but take some 0.5 us of the calling thread for
+each stretch of memory, and shorter stretches slow them down. They copy "direct", layer by layer
+between the pools, which keeps what they write close together; as "rows", a page's layers one copy,
+where those follow each other in the host pool; or "staged", through memory on the device, where a
+kernel gathers or scatters rows, so that few and long stretches cross the link. A "kernel" that
+reads or writes pinned memory itself doesn't mind small rows and costs the caller least, but it
+takes a few multiprocessors, its writes hold up what else the device does, and its packets of 128
+bytes carry 52.5 GB/s out and 51.3 back at most where plain copies reach 55. The limits below are
+where one overtakes the other on an H200 (benchmarks/results/gpu_link.md).
 """
 
 from __future__ import annotations
@@ -21,19 +21,15 @@ from .geometry import PageGeometry
 from .layouts import Layout
 
 Strategy = Literal["auto", "kernel", "copy_engine"]
-Way = Literal["kernel", "direct", "staged", "layered"]
+Way = Literal["kernel", "direct", "rows", "staged"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 DIRECT_STRETCH = 64 << 10
-"""Bytes of a layer's page from which on pages go direct: load-backs at 52 GB/s and more, backups at
-52 where a page's layers follow each other in the host pool, at 49 where they don't. At half of it
-both fall to 30 to 40."""
+"""Bytes of a layer's page from which on pages go direct, or as rows: 53 GB/s there, 54 with 128
+KiB; half of it gives 51, which a kernel reaches too."""
 STAGED_STRETCH = 256 << 10
 """Bytes of host memory that all layers of a page have in a stretch from which on backups are
 staged: 53 to 54 GB/s there."""
-LAYERED_STRETCH = 512 << 10
-"""Bytes of host memory that a layer's pages have in a stretch, on average, from which on backups
-are layered: 53 GB/s with all pages in a row, 40 to 44 with one or two."""
 LOAD_ROW = 48 << 10
 """Bytes of adjacent layers in a token-layer page that one load-back by copy engine takes: 52 GB/s;
 half of it gives 49, less than a kernel."""
@@ -82,13 +78,9 @@ def backup_way(
         return "kernel"
     only_copies = strategy == "copy_engine" or not kernels
     part_bytes = min(geometry.part_bytes)
-    layer_bytes = part_bytes // geometry.layers
     by_layer = layout == "layer_first" or geometry.layers == 1
-    if by_layer and layer_bytes * run_pages >= LAYERED_STRETCH:
-        return "layered"
-    whole = layout == "page_first_direct" and not by_layer
-    if dense and spaced and layer_bytes >= DIRECT_STRETCH and (whole or only_copies):
-        return "direct"
+    if dense and part_bytes // geometry.layers >= DIRECT_STRETCH and (by_layer or spaced):
+        return "direct" if by_layer else "rows"
     long = not by_layer and part_bytes * run_pages >= STAGED_STRETCH
     return "staged" if only_copies or long else "kernel"
 

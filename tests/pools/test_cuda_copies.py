@@ -38,7 +38,6 @@ Halves = list[tuple[DevicePool, HostPool]]
 LIMITS = (
     "DIRECT_STRETCH",
     "STAGED_STRETCH",
-    "LAYERED_STRETCH",
     "LOAD_ROW",
     "ENGINE_ROW",
     "_STEP_BYTES",
