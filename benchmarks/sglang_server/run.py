@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +49,8 @@ class Run:
         self._began = time.monotonic()
         self._end = self._began + seconds
         self._servers: list[Server] = []
-        self._port = 30100
+        # Apart from what another run of this machine counts through.
+        self._port = 30100 + os.getpid() % 200 * 100
 
     @property
     def gone_s(self) -> float:
@@ -68,8 +71,10 @@ class Run:
         return row
 
     def port(self) -> int:
-        """The first of two ports that no other server of this run has."""
+        """The first of two ports that no other server of this run has, and nobody else's either."""
         self._port += 10
+        while not (_free(self._port) and _free(self._port + 1)):
+            self._port += 10
         return self._port
 
     def launch(self, starts: Iterable[Start]) -> dict[str, Server]:
@@ -119,3 +124,12 @@ class Run:
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self.stop(list(self._servers))
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
