@@ -13,6 +13,7 @@ from backends.file_rig import Child, opened, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hicache_storage.backends.file import backend as file_backend
 from hicache_storage.backends.file import ledger as ledger_module
 from hicache_storage.backends.file.ledger import Amount, Ledger, Mark
 
@@ -198,4 +199,22 @@ def test_usage_leaves_out_what_a_dead_writer_had_reserved(tmp_path: Path) -> Non
     assert backend.usage().pages == 0
     assert store(backend, range(2)) == [True] * 2
     assert backend.usage().pages == 2
+    backend.close()
+
+
+def test_usage_counts_no_room_twice_that_changes_hands_during_the_walk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that is evicted once the walk has met it, and the one that takes its room ahead."""
+    backend = opened(tmp_path, capacity=1 << 20)
+    assert store(backend, range(3)) == [True] * 3
+    (path,) = [path for path in tmp_path.rglob("ledger") if path.is_file()]
+    writer = Ledger(str(path))
+    assert writer.reserve(600, 600, 1, 1 << 20) is not None
+    there = list(backend.scan(""))
+    monkeypatch.setattr(file_backend, "pages", lambda *_: there * 2)
+    held = backend.usage()
+    assert held.pages == 4
+    assert held.stored_bytes == sum(page.stored_bytes for page in there) + 600
+    writer.close()
     backend.close()

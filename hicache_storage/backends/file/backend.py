@@ -12,6 +12,7 @@ from ...page import PageSpans, spans_bytes
 from .config import FileConfig
 from .durability import sync_file_system
 from .faults import translated
+from .ledger import Amount
 from .names import NAMESPACE_NAME
 from .reading import Reading
 from .removing import Removing
@@ -90,15 +91,19 @@ class FileBackend:
         session = self._here()
         require(session.root.path)
         with translated("usage"):
-            balance, capacity = session.space.balance(), self._config.capacity
-            # In the middle of a write, of a recount or after a kill the ledger may say too much;
-            # then the files say it.
-            if balance is not None and capacity and not balance.in_flight:
-                total = balance.total
-                if total.stored_bytes <= capacity:
-                    return Usage(total.pages, total.stored_bytes, capacity)
-            sizes = [page.stored_bytes for page in pages(session.root.path)]
-            return Usage(len(sizes), sum(sizes), None if balance is None else capacity)
+            balance = session.space.balance()
+            capacity = None if balance is None else self._config.capacity
+            held = None
+            if balance is not None and balance.total.stored_bytes <= (capacity or 0):
+                held = balance.total
+            if balance is None or held is None or balance.in_flight:
+                # In the middle of a write, of a recount or after a kill the ledger may say too
+                # much; then the files say it. A walk meets pages that are evicted behind it and
+                # those that take their room ahead, but the ledger never says too little.
+                sizes = [page.stored_bytes for page in pages(session.root.path)]
+                found = Amount(sum(sizes), len(sizes))
+                held = found if held is None else Amount(*map(min, found, held))
+            return Usage(held.pages, held.stored_bytes, capacity)
 
     @hookimpl
     def flush(self) -> None:
