@@ -12,6 +12,7 @@ from . import hookspecs
 from .errors import BackendError, ContractViolation, HiCacheStorageError
 from .hookspecs import OPTIONAL_HOOKS, PROJECT, REQUIRED_HOOKS, Scope, StoredPage, Usage
 from .page import PageSpans
+from .parts import Parts
 
 
 class Caller:
@@ -95,13 +96,15 @@ class Caller:
 
     def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
         """Calls `work` with the parts of a batch of `count` pages as the backend wants them, on
-        its threads if it lends some."""
+        its threads if it lends some. No thread is at a part any more when it returns or raises;
+        what a part raised, it raises as it is."""
         spread = getattr(self.backend, "spread", None)
         if spread is None:
             work(slice(0, count))
             return
-        arguments = {"hook": hook, "page_bytes": page_bytes, "count": count, "work": work}
-        self._translated(hook, spread, arguments)
+        with Parts(count, work, f"backend {self.name!r}: spread") as parts:
+            arguments = {"hook": hook, "page_bytes": page_bytes, "count": count, "work": parts}
+            self._translated(hook, spread, arguments)
 
     def batch_set(
         self, keys: list[str], pages: list[PageSpans], prefix_keys: list[str] | None

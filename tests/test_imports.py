@@ -14,7 +14,7 @@ import hicache_storage
 PACKAGE = Path(hicache_storage.__file__).parent
 LOWER_FIRST = (
     ("errors", "forking"),
-    ("keys", "page", "namespace", "failures", "config"),
+    ("keys", "page", "namespace", "failures", "config", "parts"),
     ("hookspecs", "staging"),
     ("calling", "discovery"),
     ("store",),
@@ -86,6 +86,7 @@ def test_a_backend_knows_keys_spans_and_errors_only(path: Path) -> None:
         "hookspecs",
         "keys",
         "page",
+        "parts",
         "middleware",
     }
     assert own_imports(path) <= allowed
