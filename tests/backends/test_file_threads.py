@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +152,102 @@ def test_a_call_in_the_middle_of_a_part_is_not_spread_again(tmp_path: Path) -> N
     backend.spread("batch_get", 1 << 20, 8, inner)
     assert sorted(seen) == [(0, 2), (2, 4), (4, 6), (6, 8)]
     backend.close()
+
+
+def test_a_batch_that_is_over_holds_nothing_of_its_caller(tmp_path: Path) -> None:
+    """Also where a thread was asked for help and is still at another batch, or just got done."""
+    with Store(opened(tmp_path), name="file") as pages:
+        namespace, keys = namespace_of(256 * KIB), [f"{number:064x}" for number in range(4)]
+        pages.batch_set(namespace, keys, [bytes(256 * KIB)] * 4)
+        for busy in (True, *[False] * 50):
+            got = [bytearray(256 * KIB) for _ in keys]
+            with kept_busy(pages._caller.backend) if busy else nullcontext():  # type: ignore[arg-type]
+                assert pages.batch_get(namespace, keys, got) == [True] * 4
+                for one in got:
+                    one.append(0)  # BufferError if anybody still has a view
+
+
+@pytest.fixture
+def no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith("hicache-file_"):
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        yield patch
+
+
+def test_where_no_thread_can_be_started_the_callers_serves_the_batch(
+    tmp_path: Path, no_thread_starts: pytest.MonkeyPatch
+) -> None:
+    backend = opened(tmp_path)
+    assert store(backend, range(8), size=256 * KIB) == [True] * 8
+    assert found(backend, range(8), size=256 * KIB) == [True] * 8
+    session = backend._session
+    assert session is not None
+    assert session.failures.counts["threads"] == 2
+    backend.close()
+
+
+def test_a_thread_that_starts_late_does_no_part_of_a_batch_that_is_over(
+    tmp_path: Path, no_thread_starts: pytest.MonkeyPatch
+) -> None:
+    backend, parts = opened(tmp_path), []
+
+    def work(part: slice) -> None:
+        parts.append(part)
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        backend.spread("batch_set", 1 << 20, 20, work)
+    assert parts == [slice(0, 4)]
+    no_thread_starts.undo()
+    meeting = Meeting(2)
+    backend.spread("batch_set", 1 << 20, 2, lambda _: meeting.come())
+    assert len(meeting.threads) == 2
+    backend.close()
+    assert parts == [slice(0, 4)]
+
+
+def test_an_interrupt_is_raised_only_once_no_thread_is_at_the_pages_any_more(
+    tmp_path: Path,
+) -> None:
+    backend, caller = opened(tmp_path), threading.get_ident()
+    meeting, over = Meeting(2), threading.Event()
+
+    def work(_: slice) -> None:
+        meeting.come()
+        if threading.get_ident() != caller:
+            over.wait(0.1)
+            signal.pthread_kill(caller, signal.SIGINT)
+            over.wait(0.2)
+            over.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        backend.spread("batch_set", 1 << 20, 2, work)
+    assert over.is_set()
+    backend.close()
+
+
+AT_EXIT = """
+import atexit, sys
+from hicache_storage import Namespace, open_store
+from backends.test_file_threads import namespace_of
+store, namespace = open_store("file://" + sys.argv[1]), namespace_of(1 << 18)
+keys, pages = [f"{number:064x}" for number in range(4)], [bytes(1 << 18)] * 4
+atexit.register(lambda: print(store.batch_set(namespace, keys, pages), store.close()))
+"""
+
+
+def test_pages_are_stored_while_the_process_ends(tmp_path: Path) -> None:
+    """When the interpreter starts no more threads; a queue in memory may be written out then."""
+    tests = Path(__file__).parent.parent
+    ended = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, str(tmp_path)],
+        capture_output=True, text=True, timeout=WAIT_S * 2, cwd=tests, check=False,
+    )  # fmt: skip
+    assert ended.stdout == "[True, True, True, True] None\n", ended.stderr

@@ -7,11 +7,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ...errors import BackendUnavailable
 from ...failures import FailureLog
+from ...parts import Parts
 from ..mounts import trust
 from .config import FileConfig
 from .directories import Directories
@@ -96,30 +97,25 @@ class Session:
             step = min(step, max(CALL_BYTES[hook] // page_bytes, 1))
         todo = iter([slice(start, min(start + step, count)) for start in range(0, count, step)])
 
-        def run() -> None:
-            self._within.part = True
-            try:
-                for part in todo:  # whoever is free takes the next
-                    work(part)
-            finally:
-                self._within.part = False
+        # Until the batch is over they read and write the caller's memory, and not a moment longer.
+        with Parts(count, work, "the store") as parts:
 
-        others = []
-        # All must be over before any error is raised: they read and write the caller's memory.
-        try:
-            for _ in range(threads - 1):
-                others.append(self._helpers().submit(run))  # noqa: PERF401 - kept if the next fails
+            def run() -> None:
+                self._within.part = True
+                try:
+                    for part in todo:  # whoever is free takes the next
+                        parts(part)
+                finally:
+                    self._within.part = False
+
+            self._ask_for_help(run, threads - 1)
             run()
-        finally:
-            begun = [other for other in others if not other.cancel()]
-            wait(begun)
-        for other in begun:
-            other.result()
 
     def close(self) -> None:
         """Ends threads, closes descriptors, takes this process off the list of writers."""
         _SESSIONS.discard(self)
-        self._closing.set()
+        with self._lock:
+            self._closing.set()
         if self._pool is not None:
             self._pool.shutdown()
         self.space.close()
@@ -132,8 +128,18 @@ class Session:
         if self._writer is not None:
             self._writer.abandon()
 
+    def _ask_for_help(self, run: Callable[[], None], threads: int) -> None:
+        """Lets up to so many other threads `run`, when they are free; maybe after the batch."""
+        try:
+            for _ in range(threads):
+                self._helpers().submit(run)
+        except RuntimeError as error:  # no thread can be started (now, or as the process ends)
+            self.failures.note("threads", error)
+
     def _helpers(self) -> ThreadPoolExecutor:
         with self._lock:
+            if self._closing.is_set():
+                raise RuntimeError("the store is being closed")
             if self._pool is None:
                 most = self.config.io_threads or THREADS
                 self._pool = ThreadPoolExecutor(most - 1, "hicache-file")
