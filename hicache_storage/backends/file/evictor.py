@@ -57,11 +57,11 @@ class Evictor:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        self.abandon()
+        self._turn.close()
 
     def abandon(self) -> None:
         """Drops what a forked child inherited; the thread did not come along."""
-        self._turn.close()
+        self._turn.abandon()
 
     def short_bytes(self, needed_bytes: int) -> int:
         """Bytes that the file system lacks to keep `min_free` after a write of so many."""

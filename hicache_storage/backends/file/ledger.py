@@ -102,6 +102,7 @@ class Ledger:
         self._boot = _boot_id()
         self._file = LockFile(path)
         self.close = self._file.close
+        self.abandon = self._file.abandon
 
     def read(self) -> Balance:
         """The present balance. After a start of the machine it is that of a new file: a power

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -22,8 +23,9 @@ class LockFile:
 
     @contextmanager
     def held(self) -> Iterator[int]:
-        """The file's descriptor, while nobody else has the lock."""
+        """The file's descriptor, while nobody else has the lock. Raises OSError after `close`."""
         with self._lock:
+            self._check_open()
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             try:
                 self._follow()
@@ -38,6 +40,7 @@ class LockFile:
             yield False
             return
         try:
+            self._check_open()
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -52,7 +55,18 @@ class LockFile:
             self._lock.release()
 
     def close(self) -> None:
+        """Waits for whoever has the lock. The number of the descriptor is somebody else's then."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+        os.close(fd)
+
+    def abandon(self) -> None:
+        """In a forked child: drops what was inherited, whoever had the lock."""
         os.close(self._fd)
+
+    def _check_open(self) -> None:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, "the store has been closed", self._path)
 
     def _open(self) -> int:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

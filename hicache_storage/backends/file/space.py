@@ -131,4 +131,4 @@ class Space:
     def abandon(self) -> None:
         """Drops what a forked child inherited."""
         self._evictor.abandon()
-        self._ledger.close()
+        self._ledger.abandon()
