@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from backends.file_rig import found, opened, store
 from hicache_storage import Namespace, Store
 from hicache_storage import store as store_module
 from hicache_storage.backends.file import FileBackend
+from hicache_storage.backends.file import writing as writing_module
 
 WAIT_S = 30.0
 KIB = 1 << 10
@@ -251,3 +253,51 @@ def test_pages_are_stored_while_the_process_ends(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=WAIT_S * 2, cwd=tests, check=False,
     )  # fmt: skip
     assert ended.stdout == "[True, True, True, True] None\n", ended.stderr
+
+
+def test_a_batch_that_outlives_close_writes_to_no_file_that_is_not_the_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of a closed descriptor belongs to whoever opens a file next."""
+    backend = opened(tmp_path / "root", capacity=1 << 30)
+    assert store(backend, range(2)) == [True] * 2
+    written, go_on = threading.Event(), threading.Event()
+    real = writing_module.publish
+
+    def slow(*args: Any, **options: Any) -> int:
+        replaced = real(*args, **options)
+        written.set()
+        assert go_on.wait(WAIT_S)
+        return replaced
+
+    monkeypatch.setattr(writing_module, "publish", slow)
+    batch = threading.Thread(target=store, args=(backend, range(2, 3)))
+    batch.start()
+    assert written.wait(WAIT_S)
+    before = {int(fd) for fd in os.listdir("/proc/self/fd")}
+    backend.close()
+    closed = before - {int(fd) for fd in os.listdir("/proc/self/fd")}
+    files = [(tmp_path / f"stranger{i}").open("x+b", buffering=0) for i in range(len(closed) + 2)]
+    assert closed & {file.fileno() for file in files}
+    go_on.set()
+    batch.join(WAIT_S)
+    sizes = [os.fstat(file.fileno()).st_size for file in files]
+    for file in files:
+        file.close()
+    assert sizes == [0] * len(files)
+
+
+def test_a_store_that_can_start_no_thread_to_evict_says_so_and_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    backend = opened(tmp_path, capacity=1 << 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        stored = store(backend, range(20), size=64 * KIB)
+    assert stored[:15] == [True] * 15
+    assert not all(stored)
+    assert store(backend, range(20, 40), size=64 * KIB) == [True] * 20  # with its thread
+    backend.close()

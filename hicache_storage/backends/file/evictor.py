@@ -93,10 +93,15 @@ class Evictor:
             self._needed_bytes = max(self._needed_bytes, needed_bytes)
             self._forced_bytes = max(self._forced_bytes, forced_bytes)
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, name="hicache-file-evictor", daemon=True
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:  # none can be started now, or as the process ends
+                    self._failures.note("threads", error)
+                    return self._done
+                self._thread = thread
             self._changed.notify_all()
             return self._asked
 
