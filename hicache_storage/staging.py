@@ -8,7 +8,8 @@ bytes cost to copy, and what was copied just now is still in the processor's cac
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from .page import AnyPage, FlatSpans, PageSpans, ScatteredPage, as_spans
 
@@ -26,6 +27,21 @@ class Staging(threading.local):
 
     def __init__(self) -> None:
         self._memory = memoryview(bytearray())
+        self._lent = False
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """One call's use of it. A call in the middle of another gets other memory, for itself."""
+        kept, within = self._memory, self._lent
+        if within:
+            self._memory = memoryview(bytearray())
+        self._lent = True
+        try:
+            yield
+        finally:
+            self._lent = within
+            if within:
+                self._memory = kept
 
     def places(self, pages: Sequence[AnyPage]) -> list[PageSpans]:
         """Spans for a backend: the pages' own or, of scattered pages, Staged ones, which are the

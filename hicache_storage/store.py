@@ -112,14 +112,15 @@ class Store:
         stored = [False] * len(names)
 
         def write(part: slice) -> None:
-            places = self._staging.places(payloads[part])
-            frames = [
-                framed(self._header(payload, place, digest, key), place)
-                for key, payload, place in zip(keys[part], payloads[part], places, strict=True)
-            ]
-            stored[part] = self._caller.batch_set(
-                names[part], frames, _extended(prefix, names, part)
-            )
+            with self._staging.lent():
+                places = self._staging.places(payloads[part])
+                frames = [
+                    framed(self._header(payload, place, digest, key), place)
+                    for key, payload, place in zip(keys[part], payloads[part], places, strict=True)
+                ]
+                stored[part] = self._caller.batch_set(
+                    names[part], frames, _extended(prefix, names, part)
+                )
 
         self._caller.spread("batch_set", namespace.page_bytes, len(names), write)
         self._trust(names, stored)
@@ -151,23 +152,26 @@ class Store:
         hits = [False] * len(names)
 
         def read(part: slice) -> None:
-            places = self._staging.places(payloads[part])
-            frames = [
-                framed(headers[HEADER_BYTES * i : HEADER_BYTES * (i + 1)], place)
-                for i, place in enumerate(places, part.start)
-            ]
-            arrived = self._caller.batch_get(names[part], frames, _extended(prefix, names, part))
-            for i, (hit, frame, place) in enumerate(
-                zip(arrived, frames, places, strict=True), part.start
-            ):
-                if hit:
-                    try:
-                        whole = self._staging.in_a_row(payloads[i], place)
-                        check_page(frame[0], whole, digest, keys[i])
-                        scatter(place, payloads[i])
-                        hits[i] = True
-                    except CorruptPage as error:
-                        self._put_aside(names[i], error, payloads[i], digest)
+            with self._staging.lent():
+                places = self._staging.places(payloads[part])
+                frames = [
+                    framed(headers[HEADER_BYTES * i : HEADER_BYTES * (i + 1)], place)
+                    for i, place in enumerate(places, part.start)
+                ]
+                arrived = self._caller.batch_get(
+                    names[part], frames, _extended(prefix, names, part)
+                )
+                for i, hit, frame, place in zip(
+                    range(part.start, part.stop), arrived, frames, places, strict=True
+                ):
+                    if hit:
+                        try:
+                            whole = self._staging.in_a_row(payloads[i], place)
+                            check_page(frame[0], whole, digest, keys[i])
+                            scatter(place, payloads[i])
+                            hits[i] = True
+                        except CorruptPage as error:
+                            self._put_aside(names[i], error, payloads[i], digest)
 
         self._caller.spread("batch_get", namespace.page_bytes, len(names), read)
         self._trust(names, hits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from recording import RecordingBackend
@@ -165,3 +165,54 @@ def test_threads_have_memory_of_their_own_and_keep_it(target_namespace: Namespac
     assert len(found) == 2
     assert found[0] is not found[1]
     assert shared.places([as_spans(bytes(8))]) == [as_spans(bytes(8))]
+
+
+class Reentrant(SpansSeen):
+    """Has the store write and read other pages in the middle of its calls."""
+
+    inner: Callable[[], None] | None = None
+
+    def _again(self) -> None:
+        inner, self.inner = self.inner, None
+        if inner is not None:
+            inner()
+
+    @hookimpl
+    def batch_set(
+        self, keys: list[str], pages: list[PageSpans], prefix_keys: list[str] | None
+    ) -> list[bool]:
+        self._again()
+        return super().batch_set(keys=keys, pages=pages, prefix_keys=prefix_keys)
+
+    @hookimpl
+    def batch_get(
+        self, keys: list[str], buffers: list[PageSpans], prefix_keys: list[str] | None
+    ) -> list[bool]:
+        hits = super().batch_get(keys=keys, buffers=buffers, prefix_keys=prefix_keys)
+        self._again()
+        return hits
+
+
+@pytest.mark.parametrize("hook", ["batch_set", "batch_get"])
+@pytest.mark.parametrize("inner_hook", ["batch_set", "batch_get"])
+def test_a_call_in_the_middle_of_a_call_has_memory_of_its_own(
+    target_namespace: Namespace, hashes, hook: str, inner_hook: str
+) -> None:
+    backend, keys, wanted = Reentrant(), hashes(6), contents(6)
+    with Store(backend, name="memory") as store:
+        store.open()
+        assert store.batch_set(target_namespace, keys, wanted) == [True] * 6
+        first = [Parts(content) for content in wanted[:4]]
+        inner = [Parts(content) for content in wanted[4:]]
+
+        def call() -> None:
+            answers = getattr(store, inner_hook)(target_namespace, keys[4:], inner)
+            assert answers == [True] * 2
+
+        backend.inner = call
+        assert getattr(store, hook)(target_namespace, keys[:4], first) == [True] * 4
+        assert backend.inner is None
+        assert [page.content for page in first + inner] == wanted
+        got = [Parts(bytes(512)) for _ in keys]
+        assert store.batch_get(target_namespace, keys, got) == [True] * 6
+        assert [page.content for page in got] == wanted
