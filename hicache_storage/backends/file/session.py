@@ -6,8 +6,9 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from ...errors import BackendUnavailable
@@ -97,19 +98,13 @@ class Session:
             step = min(step, max(CALL_BYTES[hook] // page_bytes, 1))
         todo = iter([slice(start, min(start + step, count)) for start in range(0, count, step)])
 
+        if threads == 1:
+            self._serve(todo, work)
+            return
         # Until the batch is over they read and write the caller's memory, and not a moment longer.
         with Parts(count, work, "the store") as parts:
-
-            def run() -> None:
-                self._within.part = True
-                try:
-                    for part in todo:  # whoever is free takes the next
-                        parts(part)
-                finally:
-                    self._within.part = False
-
-            self._ask_for_help(run, threads - 1)
-            run()
+            self._ask_for_help(partial(self._serve, todo, parts), threads - 1)
+            self._serve(todo, parts)
 
     def close(self) -> None:
         """Ends threads, closes descriptors, takes this process off the list of writers."""
@@ -128,11 +123,19 @@ class Session:
         if self._writer is not None:
             self._writer.abandon()
 
-    def _ask_for_help(self, run: Callable[[], None], threads: int) -> None:
-        """Lets up to so many other threads `run`, when they are free; maybe after the batch."""
+    def _serve(self, todo: Iterator[slice], work: Callable[[slice], None]) -> None:
+        self._within.part = True
+        try:
+            for part in todo:  # whoever is free takes the next
+                work(part)
+        finally:
+            self._within.part = False
+
+    def _ask_for_help(self, serve: Callable[[], None], threads: int) -> None:
+        """Has up to so many other threads `serve`, when they are free; maybe after the batch."""
         try:
             for _ in range(threads):
-                self._helpers().submit(run)
+                self._helpers().submit(serve)
         except RuntimeError as error:  # no thread can be started (now, or as the process ends)
             self.failures.note("threads", error)
 
