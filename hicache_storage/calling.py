@@ -30,6 +30,7 @@ class Caller:
         self._plugins = pluggy.PluginManager(PROJECT)
         self._plugins.add_hookspecs(hookspecs)
         _check_shape(backend, name)
+        _check_spread(backend, name)
         self._register(backend, name)
         for number, wrapper in enumerate(wrappers):
             self._register(wrapper, f"{type(wrapper).__name__}-{number}")
@@ -193,3 +194,18 @@ def _check_shape(backend: object, name: str) -> None:
                 f"backend {name!r}: {type(backend).__name__}.{hook} lacks @hookimpl; pluggy "
                 "would never call it"
             )
+
+
+def _check_spread(backend: object, name: str) -> None:
+    spread = getattr(backend, "spread", None)
+    if spread is None:
+        return
+    try:
+        inspect.signature(spread).bind(hook="", page_bytes=1, count=1, work=lambda part: None)
+    except ValueError:  # no signature to be had, as of some that are written in C
+        return
+    except TypeError as error:
+        raise ContractViolation(
+            f"backend {name!r}: {type(backend).__name__}.spread can't be called: {error}; "
+            "expected: spread(hook, page_bytes, count, work)"
+        ) from error

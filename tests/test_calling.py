@@ -177,3 +177,39 @@ def test_wrappers_run_last_registered_outermost() -> None:
 
     Caller(Right(), name="b", wrappers=[Noting("inner"), Noting("outer")]).exists(["a"], None)
     assert order == ["outer", "inner"]
+
+
+class SpreadWithout(Right):
+    def spread(self, hook: str, count: int, work: object) -> None: ...
+
+
+class SpreadWanting(Right):
+    def spread(
+        self, hook: str, page_bytes: int, count: int, work: object, pool: object
+    ) -> None: ...
+
+
+class SpreadNumber(Right):
+    spread = 4
+
+
+class SpreadNone(Right):
+    spread = None
+
+
+class SpreadAny(Right):
+    def spread(self, **given: object) -> None: ...
+
+
+@pytest.mark.parametrize("backend", [SpreadWithout, SpreadWanting, SpreadNumber])
+def test_a_spread_that_can_not_be_called_is_found_when_the_backend_registers(
+    backend: type[Right],
+) -> None:
+    words = rf"'odd': {backend.__name__}.spread .*spread\(hook, page_bytes, count, work\)"
+    with pytest.raises(ContractViolation, match=words):
+        Caller(backend(), name="odd")
+
+
+@pytest.mark.parametrize("backend", [SpreadNone, SpreadAny])
+def test_a_spread_may_be_absent_or_take_whatever_it_is_given(backend: type[Right]) -> None:
+    Caller(backend(), name="fine")
