@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 from recording import RecordingBackend
 
-from hicache_storage import BackendError, Namespace, Store
+from hicache_storage import BackendError, Namespace, Store, open_store
 from hicache_storage.middleware.metrics import CallMetrics, StoreCollector
 from hicache_storage.page import HEADER_BYTES
 
@@ -38,6 +39,22 @@ def test_calls_keys_pages_bytes_and_errors_are_counted(
     assert (found.calls, found.keys, found.pages, found.errors) == (2, 4, 2, 1)
     assert counts["batch_set"].pages == 3, "two pages and the namespace's record"
     assert "delete" not in counts
+
+
+def test_the_calls_of_a_batch_that_is_spread_add_up(
+    tmp_path: Path, target_namespace: Namespace, hashes: Hashes
+) -> None:
+    metrics, keys = CallMetrics(), hashes(64)
+    with open_store(f"file://{tmp_path}?io_threads=4", wrappers=[metrics]) as store:
+        assert store.batch_set(target_namespace, keys[1:], [bytes(512)] * 63) == [True] * 63
+        hits = store.batch_get(target_namespace, keys, [bytearray(512) for _ in keys])
+        assert hits == [False] + [True] * 63
+    counts = metrics.snapshot()
+    written, read = counts["batch_set"], counts["batch_get"]
+    assert (written.pages, written.keys, written.errors) == (64, 64, 0), "and the record"
+    assert (read.pages, read.keys, read.errors) == (63, 64, 0)
+    assert read.transferred_bytes == 63 * (512 + HEADER_BYTES)
+    assert read.calls == 4
 
 
 def test_a_snapshot_does_not_change_any_more(target_namespace: Namespace, hashes: Hashes) -> None:

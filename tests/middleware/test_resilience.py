@@ -484,3 +484,18 @@ def test_a_url_may_name_middleware() -> None:
 def test_a_wrong_middleware_option_is_refused_by_name(url: str) -> None:
     with pytest.raises(ConfigError, match=r"'retry'.*(attempts|option '')"):
         open_store(url)
+
+
+@pytest.mark.parametrize("middleware", ALL)
+def test_a_batch_is_one_call_also_of_a_backend_that_would_spread_it(
+    middleware: str, target_namespace: Namespace, hashes: Callable[[int], list[str]]
+) -> None:
+    """So one deadline, one turn and one probe a batch, and a retry repeats all of it."""
+    backend, keys = RecordingBackend(), hashes(5)
+    backend.call_pages = 1
+    with Store(stack(backend, "memory", {middleware: {}})) as store:
+        store.open()
+        assert store.batch_set(target_namespace, keys, [bytes(512)] * 5) == [True] * 5
+        hits = store.batch_get(target_namespace, keys, [bytearray(512) for _ in keys])
+        assert hits == [True] * 5
+    assert backend.requests("batch_set") == backend.requests("batch_get") == [keys]
