@@ -128,9 +128,9 @@ class Namespace:
         return int(self.digest[:15], 16)
 
     def differences(self, other: Namespace) -> list[str]:
-        """The fields in which `other` differs, as "name: ours, theirs"; for messages."""
+        """The fields in which `other` differs, as "name: theirs instead of ours"; for messages."""
         return [
-            f"{f.name}: {getattr(self, f.name)!r}, {getattr(other, f.name)!r}"
+            f"{f.name}: {getattr(other, f.name)!r} instead of {getattr(self, f.name)!r}"
             for f in dataclasses.fields(self)
             if getattr(self, f.name) != getattr(other, f.name)
         ]

@@ -146,7 +146,10 @@ def selected(
     for start in digests:
         if not any(digest.startswith(start.lower()) for digest in found.holdings):
             known = ", ".join(digest[:12] for digest in found.holdings) or "none"
-            raise ConfigError(f"no namespace has a digest that begins {start!r}; stored: {known}")
+            raise ConfigError(
+                f"no namespace has a digest that begins {start!r}: nothing was stored in it yet, "
+                f"or it is mistyped; stored: {known}"
+            )
     return [
         one
         for one in found.holdings.values()

@@ -80,6 +80,11 @@ def verdict_on(
         lines = [f"None of the {count} is stored in any namespace."]
         return "not_stored", lines + _other_hashing(question, everything)
     code, lines = _of_one(best, question)
+    if code == "readable" and not arguments.namespace:
+        lines.append(
+            f"That namespace is {_meaning(best.holding)}. A server with another one doesn't read "
+            "it: give the one of the server, which its log names at the start, as --namespace."
+        )
     for other in findings[1:]:
         lines.append(
             f"{other.holding.named()} holds {sum(other.stored)} of the {count}, usable "
@@ -146,9 +151,13 @@ def _draft_notes(best: Finding, question: Question) -> list[str]:
     if not lost:
         return ["The draft of each of them is stored too."]
     first = best.drafts.index(False)
+    line = f"{lost} of the {best.run} drafts are missing or bad (the first at page {first})"
+    if question.pairing == "required":
+        return [f"{line}."]
     return [
-        f"{lost} of the {best.run} drafts are missing or bad (the first at page {first}): the "
-        "draft model starts from zeros there, and fewer of its tokens are accepted."
+        f"{line}: the draft model starts from zeros there, and fewer of its tokens are accepted. "
+        "With pairing 'required', which servers of SGLang have unless told otherwise, only "
+        f"{plural(best.usable('required'), 'page')} can be read (--pairing required)."
     ]
 
 

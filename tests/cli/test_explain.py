@@ -45,6 +45,19 @@ def test_a_whole_prefix_is_readable(store: Store, explain: Any) -> None:
     assert (document["verdict"], document["usable_pages"]) == ("readable", 10)
 
 
+def test_pages_that_can_be_read_are_said_to_be_those_of_one_namespace(
+    store: Store, explain: Any
+) -> None:
+    """Whose that is, only the server knows: of another type or tenant it doesn't read them."""
+    put(store, target=space(tenant="t1"), drafts=[])
+    code, text = verdict(explain("--json"))
+    assert code == "readable"
+    assert "That namespace is mha bfloat16, " in text
+    assert "tenant t1. A server with another one doesn't read it" in text
+    own = explain("--namespace", space(tenant="t1").digest, "--json")
+    assert "That namespace" not in verdict(own)[1]
+
+
 def test_an_empty_store_is_told_from_a_miss(store: Store, explain: Any) -> None:
     code, text = verdict(explain("--json"))
     assert code == "store_empty"
@@ -91,11 +104,11 @@ def test_a_prefix_that_nobody_stored_is_said_to_be_nowhere(
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"dtype": "float8_e4m3fn"}, "dtype: 'bfloat16', 'float8_e4m3fn'"),
-        ({"revision": "v2"}, "revision: '', 'v2'"),
-        ({"tenant": "t2"}, "tenant: '', 't2'"),
-        ({"tp_size": 2, "heads": 1, "page_bytes": 256}, "heads: 2, 1"),
-        ({"order": "layer_token"}, "order: 'token_layer', 'layer_token'"),
+        ({"dtype": "float8_e4m3fn"}, "dtype: 'float8_e4m3fn' instead of 'bfloat16'"),
+        ({"revision": "v2"}, "revision: 'v2' instead of ''"),
+        ({"tenant": "t2"}, "tenant: 't2' instead of ''"),
+        ({"tp_size": 2, "heads": 1, "page_bytes": 256}, "heads: 1 instead of 2"),
+        ({"order": "layer_token"}, "order: 'layer_token' instead of 'token_layer'"),
     ],
 )
 def test_pages_in_another_namespace_are_found_with_the_fields_that_differ(
@@ -186,6 +199,7 @@ def test_a_lost_draft_ends_the_run_only_where_it_is_required(
     ran = explain("--pairing", "best_effort", "--json")
     code, text = verdict(ran)
     assert (ran.status, code, ran.document["usable_pages"]) == (0, "readable", 10)
+    assert len(lost) == 10 or f"only {lost[0]} page" in text
     if len(lost) < 10:
         assert (
             f"{len(lost)} of the 10 drafts are missing or bad (the first at page {lost[0]}" in text
@@ -228,7 +242,7 @@ def test_every_rank_that_holds_part_of_it_is_listed(store: Store, explain: Any) 
     document = explain("--json").document
     assert [one["usable_pages"] for one in document["namespaces"]] == [10, 2]
     text = " ".join(document["explanation"])
-    assert "holds 3 of the 10 pages, usable 2; it differs in tp_rank: 0, 1." in text
+    assert "holds 3 of the 10 pages, usable 2; it differs in tp_rank: 1 instead of 0." in text
 
 
 def test_hashes_may_come_from_a_file(store: Store, run: Run, url: str, tmp_path: Path) -> None:
