@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from .. import __version__
@@ -55,7 +56,7 @@ def run_check(arguments: argparse.Namespace) -> Answer:
             deviations=deviations,
             clauses=clauses,
             timeout_s=arguments.timeout_s,
-            progress=_show_live if form == "text" else _show_to_terminal,
+            progress=partial(_show, live=form == "text", traces=arguments.debug),
         )
     report = _report(url, store, outcomes)
     whole = {"text": report.as_text, "markdown": report.as_markdown, "json": report.as_json_text}
@@ -65,13 +66,14 @@ def run_check(arguments: argparse.Namespace) -> Answer:
     return Answer(report.passed, report.as_json(), text.rstrip("\n"))
 
 
-def _show_live(outcome: Outcome) -> None:
-    print(text_line(outcome), flush=True)
-
-
-def _show_to_terminal(outcome: Outcome) -> None:
-    if sys.stderr.isatty():
+def _show(outcome: Outcome, live: bool, traces: bool) -> None:
+    """While it runs: on standard output if that is the report, else only for who looks on."""
+    if live:
+        print(text_line(outcome), flush=True)
+    elif sys.stderr.isatty():
         print(text_line(outcome), file=sys.stderr, flush=True)
+    if traces and outcome.trace:
+        print(outcome.trace, file=sys.stderr, flush=True)
 
 
 @contextmanager

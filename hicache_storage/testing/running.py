@@ -125,8 +125,20 @@ def run_clause(
         cause = failure[0]
         if isinstance(cause, (ClauseFailed, NotSelected)):
             raise cause
-        raise ClauseFailed(f"the backend raised {type(cause).__name__}: {cause}") from cause
+        raise ClauseFailed(
+            f"the backend raised {type(cause).__name__}: {cause}{_place(cause)}"
+        ) from cause
     return time.monotonic() - started_s, left
+
+
+def _place(error: BaseException) -> str:
+    """Where an error that isn't of this package was raised, as it is most likely a bug."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, HiCacheStorageError) or not frames:
+        return ""
+    return f" ({frames[-1].filename}:{frames[-1].lineno})"
 
 
 def run_clauses(

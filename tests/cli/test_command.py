@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.prefix import Ran
@@ -385,6 +386,25 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
         return hits if all(hits) else [False] * len(hits)
 
     monkeypatch.setattr(MemoryBackend, "batch_get", batch_get)
+
+
+def test_a_bug_of_the_backend_is_shown_with_its_place_and_with_debug_its_traceback(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hicache_storage import hookimpl
+    from hicache_storage.backends.memory import MemoryBackend
+
+    @hookimpl
+    def batch_get(self: Any, keys: list[str], buffers: list[Any]) -> list[bool]:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(MemoryBackend, "batch_get", batch_get)
+    line = batch_get.__code__.co_firstlineno + 2
+    for debug in ([], ["--debug"]):
+        ran = run("check", "memory://", "--clause", "1.3", *debug)
+        assert ran.status == 1
+        assert f"batch_get: TypeError: a bug ({__file__}:{line})" in ran.out
+        assert ("Traceback" in ran.err) == bool(debug)
 
 
 @pytest.mark.usefixtures("spoiled")
