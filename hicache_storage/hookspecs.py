@@ -33,11 +33,11 @@ A backend may say how Store cuts a batch into calls, and lend it threads for the
 `spread(hook, page_bytes, count, work)`. It calls `work` with slices that together are the batch
 of `count` pages (each of `page_bytes` and a header), each page in one of them, in any order, on
 whatever threads, and returns once all calls have; what one of them raises, it raises. Each call
-makes the checksums of its pages, copies what has to be copied, and calls `hook` ("batch_set" or
-"batch_get"): a few pages at a time are still in the processor's cache from one step to the next.
-Store waits for a call that is under way when `spread` is back, refuses one that comes later, and
-raises what a thread has lost; pages that no call was given are not stored or not read. Without
-`spread` a batch is one call.
+of `work` makes the checksums of its pages, copies what has to be copied, and calls `hook`
+("batch_set" or "batch_get"): a few pages at a time are still in the processor's cache from one
+step to the next. Store waits for a call that is under way when `spread` is back, refuses one that
+comes later, and raises what a call raised even if `spread` doesn't; pages that no call was given
+are not stored or not read. Without `spread` a batch is one call.
 """
 
 # The bodies are empty on purpose: pluggy reads the signatures.
