@@ -7,7 +7,7 @@ TORCH_VERSION ?= 2.13.0
 PARALLEL ?= -n 2 --dist loadfile
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test sglang sglang-all ceph lint types format bench stress reports docs clean
+.PHONY: help setup demo test sglang sglang-all ceph lint types format bench stress reports clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
