@@ -224,6 +224,7 @@ def test_what_the_callers_own_pages_raise_is_no_error_of_the_backend(
 @pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals go to the main one"
 )
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_is_raised_only_once_no_part_is_under_way(
     store: Store,
     backend: RecordingBackend,

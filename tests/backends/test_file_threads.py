@@ -215,6 +215,7 @@ def test_a_thread_that_starts_late_does_no_part_of_a_batch_that_is_over(
     assert parts == [slice(0, 4)]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_is_raised_only_once_no_thread_is_at_the_pages_any_more(
     tmp_path: Path,
 ) -> None:

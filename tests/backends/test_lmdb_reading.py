@@ -292,11 +292,11 @@ def test_parent_and_child_read_cold_pages_through_files_of_their_own(tmp_path: P
 
 def test_a_store_reads_few_pages_in_a_call_and_writes_them_in_one(tmp_path: Path) -> None:
     backend = opened(tmp_path, durability="async")
-    for size, count, expected in ((6 * MIB, 5, 2), (40 * MIB, 2, 1), (KIB, 1000, 512)):
+    for size, count, expected in ((MIB, 20, 4), (40 * MIB, 2, 1), (KIB, 1000, 512)):
         calls: dict[str, list[slice]] = {"batch_get": [], "batch_set": []}
         for hook, parts in calls.items():
             backend.spread(hook, size, count, parts.append)
         assert calls["batch_set"] == [slice(0, count)]
         read = [number for part in calls["batch_get"] for number in range(count)[part]]
-        assert read == list(range(count))
+        assert sorted(read) == list(range(count))
         assert max(part.stop - part.start for part in calls["batch_get"]) == expected

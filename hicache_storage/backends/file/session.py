@@ -6,14 +6,12 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from ...errors import BackendUnavailable
 from ...failures import FailureLog
-from ...parts import Parts
+from ..lending import Lending, cut
 from ..mounts import trust
 from .config import FileConfig
 from .directories import Directories
@@ -36,12 +34,6 @@ sizes on the kernel's part of the work outweighs what threads cost each other.""
 BY_THREADS_BYTES = {"batch_set": 64 << 10, "batch_get": 256 << 10}
 
 
-class _Within(threading.local):
-    """Whether this thread is at work on a part."""
-
-    part = False
-
-
 class Session:
     """An open root in one process: its descriptors, threads and locks. Thread-safe."""
 
@@ -55,8 +47,7 @@ class Session:
         """Why pages can't be stored; "" if they can."""
         self._writer: Writer | None = None
         self._numbers = itertools.count()
-        self._pool: ThreadPoolExecutor | None = None
-        self._within = _Within()
+        self._lending = Lending("hicache-file", config.io_threads or THREADS, self.failures)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self.space: Space | FixedSpace = FixedSpace(self.root.path, config.min_free)
@@ -88,31 +79,18 @@ class Session:
 
         A batch within such a call is a part already.
         """
-        if self._within.part:
-            work(slice(0, count))
-            return
         most = THREADS if page_bytes >= BY_THREADS_BYTES[hook] else 1
         threads = min(self.config.io_threads or most, count)
         step = -(-count // threads)
         if not self.syncs:  # directories are synced once a part
             step = min(step, max(CALL_BYTES[hook] // page_bytes, 1))
-        todo = iter([slice(start, min(start + step, count)) for start in range(0, count, step)])
-
-        if threads == 1:
-            self._serve(todo, work)
-            return
-        # Until the batch is over they read and write the caller's memory, and not a moment longer.
-        with Parts(count, work, "the store") as parts:
-            self._ask_for_help(partial(self._serve, todo, parts), threads - 1)
-            self._serve(todo, parts)
+        self._lending.serve(cut(count, step), count, work, threads)
 
     def close(self) -> None:
         """Ends threads, closes descriptors, takes this process off the list of writers."""
         _SESSIONS.discard(self)
-        with self._lock:
-            self._closing.set()
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._closing.set()
+        self._lending.close()
         self.space.close()
         if self._writer is not None:
             self._writer.close()
@@ -122,31 +100,6 @@ class Session:
         self.space.abandon()
         if self._writer is not None:
             self._writer.abandon()
-
-    def _serve(self, todo: Iterator[slice], work: Callable[[slice], None]) -> None:
-        self._within.part = True
-        try:
-            for part in todo:  # whoever is free takes the next
-                work(part)
-        finally:
-            self._within.part = False
-
-    def _ask_for_help(self, serve: Callable[[], None], threads: int) -> None:
-        """Has up to so many other threads `serve`, when they are free; maybe after the batch."""
-        try:
-            for _ in range(threads):
-                self._helpers().submit(serve)
-        except RuntimeError as error:  # no thread can be started (now, or as the process ends)
-            self.failures.note("threads", error)
-
-    def _helpers(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._closing.is_set():
-                raise RuntimeError("the store is being closed")
-            if self._pool is None:
-                most = self.config.io_threads or THREADS
-                self._pool = ThreadPoolExecutor(most - 1, "hicache-file")
-            return self._pool
 
     def _open_for_writing(self) -> None:
         try:

@@ -13,6 +13,7 @@ from ...errors import BackendError, HiCacheStorageError
 from ...failures import FailureLog
 from ...hookspecs import StoredPage, Usage, hookimpl
 from ...page import PageSpans, spans_bytes
+from ..lending import Lending, cut
 from .config import LmdbConfig
 from .environment import Environment
 from .judging import note_suspect
@@ -26,6 +27,10 @@ LOOKUP_PAGES = 4096
 SCAN_PAGES = 512
 DROP_PAGES = 256
 """Most that one transaction looks up, lists or deletes."""
+THREADS = 2
+"""Threads that read a batch of pages of BY_THREADS_BYTES and more, PART_BYTES at a time."""
+BY_THREADS_BYTES = 256 << 10
+PART_BYTES = 4 << 20
 _DAMAGE = (Inconsistent, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.CursorFullError)
 
 
@@ -40,6 +45,7 @@ class LmdbBackend:
         self.failures = FailureLog(f"lmdb store {config.path}")
         self._recency = Recency(config.recency_s)
         self._environment: Environment | None = None
+        self._lending = Lending("hicache-lmdb", THREADS, self.failures)
 
     @property
     def environment(self) -> Environment:
@@ -70,10 +76,15 @@ class LmdbBackend:
 
     def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
         """For Store: few pages are read at a time, so that they pass through its memory, each in
-        one copy. What is written is one call: it makes its own transactions."""
-        parts = [slice(0, count)] if hook == "batch_set" else slices([page_bytes] * count)
-        for part in parts:
-            work(part)
+        one copy, large ones by two threads. What is written is one call: it makes its own
+        transactions."""
+        if hook == "batch_set":
+            work(slice(0, count))
+        elif page_bytes < BY_THREADS_BYTES:
+            self._lending.serve(list(slices([page_bytes] * count)), count, work, 1)
+        else:
+            step = max(min(-(-count // THREADS), PART_BYTES // page_bytes), 1)
+            self._lending.serve(cut(count, step), count, work, min(THREADS, count))
 
     @hookimpl
     def exists(self, keys: list[str]) -> int:
@@ -103,6 +114,7 @@ class LmdbBackend:
     def open(self) -> None:
         with self._translated("open"):
             self._environment = acquire(self.config.path, self.config)
+        self._lending = Lending("hicache-lmdb", THREADS, self.failures)
 
     @hookimpl
     def scan(self, prefix: str) -> Iterator[StoredPage]:
@@ -146,6 +158,7 @@ class LmdbBackend:
     @hookimpl
     def close(self) -> None:
         environment, self._environment = self.environment, None
+        self._lending.close()
         try:
             with self._translated("close"):
                 if not self.config.read_only:
