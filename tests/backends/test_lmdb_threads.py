@@ -28,7 +28,7 @@ def read(store: Store, size: int) -> bool:
     )
 
 
-@pytest.mark.parametrize(("page_bytes", "readers"), [(64 * KIB, 1), (256 * KIB, 2)])
+@pytest.mark.parametrize(("page_bytes", "readers"), [(256 * KIB, 1), (1024 * KIB, 2)])
 def test_large_pages_are_read_and_checked_by_two_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_bytes: int, readers: int
 ) -> None:
@@ -55,7 +55,7 @@ def test_large_pages_are_read_and_checked_by_two_threads(
 
 
 def test_a_forked_child_reads_with_threads_of_its_own(tmp_path: Path) -> None:
-    size = 256 * KIB
+    size = 1024 * KIB
     with Store(opened(tmp_path), name="lmdb") as store:
         assert all(store.batch_set(namespace_of(size), KEYS, pages_of(size)))
         assert read(store, size)
@@ -71,7 +71,7 @@ def test_a_forked_child_reads_with_threads_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_opened_again_has_its_threads_again(tmp_path: Path) -> None:
-    size, backend = 256 * KIB, opened(tmp_path)
+    size, backend = 1024 * KIB, opened(tmp_path)
     with Store(backend, name="lmdb") as store:
         assert all(store.batch_set(namespace_of(size), KEYS, pages_of(size)))
         assert read(store, size)

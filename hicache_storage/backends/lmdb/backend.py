@@ -28,8 +28,9 @@ SCAN_PAGES = 512
 DROP_PAGES = 256
 """Most that one transaction looks up, lists or deletes."""
 THREADS = 2
-"""Threads that read a batch of pages of BY_THREADS_BYTES and more, PART_BYTES at a time."""
-BY_THREADS_BYTES = 256 << 10
+"""Threads that read a batch of pages of BY_THREADS_BYTES and more, PART_BYTES at a time: 1.2 times
+as fast as one with 1 MiB, 1.3 times with 8 MiB, but 0.8 times with 256 KiB."""
+BY_THREADS_BYTES = 1 << 20
 PART_BYTES = 4 << 20
 _DAMAGE = (Inconsistent, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.CursorFullError)
 
