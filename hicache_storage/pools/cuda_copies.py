@@ -51,7 +51,9 @@ def backup(
             copies = view_copies(ours, theirs, device_slots, host_slots, found)
             lane.copy(copies, to_device=False, pinned=pair.pinned)
     for pair in by_way.get("direct", ()):
-        first = _first_layer(pair, device_slots, host_slots, to_device=False)
+        first = _first_layer(
+            pair, device_slots, host_slots, runs(host_slots, device_slots), to_device=False
+        )
         for layer in pair.host.layers:
             copies = _of_layer(pair, first, layer, to_device=False)
             lane.copy(copies, to_device=False, pinned=pair.pinned)
@@ -194,9 +196,10 @@ class _Loading:
             )
 
     def _direct(self, pair: Routes, layers: range) -> None:
-        slots = self.device_slots, self.host_slots
         if pair not in self._first_layers:
-            self._first_layers[pair] = _first_layer(pair, *slots, to_device=True)
+            self._first_layers[pair] = _first_layer(
+                pair, self.device_slots, self.host_slots, self.runs, to_device=True
+            )
         copies = [
             copy
             for layer in layers
@@ -235,10 +238,9 @@ class _Loading:
 
 
 def _first_layer(
-    pair: Routes, device_slots: Slots, host_slots: Slots, *, to_device: bool
+    pair: Routes, device_slots: Slots, host_slots: Slots, found: Runs, *, to_device: bool
 ) -> list[list[RowCopies]]:
     """By part, the copies of the first layer's pages; those of other layers follow from them."""
-    found = runs(host_slots, device_slots)
     return [
         view_copies(in_host, on_device, host_slots, device_slots, found, rows=False)
         if to_device

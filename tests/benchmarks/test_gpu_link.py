@@ -17,6 +17,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pools.simulated_lane import copy_rows  # noqa: E402
+
 from hicache_storage.pools import copy_engine  # noqa: E402
 from hicache_storage.pools.memory import HostMemory  # noqa: E402
 from hicache_storage.pools.movers import TorchMover  # noqa: E402
@@ -57,15 +59,8 @@ asked: list[tuple[int, int]] = []
 
 def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: bool) -> None:
     """Moves now, by the addresses alone."""
-    for piece in copies:
-        asked.append((len(piece.source), piece.height))
-        for source, target in zip(piece.source.tolist(), piece.target.tolist(), strict=True):
-            for row in range(piece.height):
-                ctypes.memmove(
-                    target + row * piece.target_pitch,
-                    source + row * piece.source_pitch,
-                    piece.width,
-                )
+    asked.extend((len(piece.source), piece.height) for piece in copies)
+    copy_rows(copies)
 
 
 def call(
