@@ -110,6 +110,19 @@ def kept_busy(backend: FileBackend) -> Iterator[None]:
     assert in_time == [True, True]
 
 
+@pytest.mark.parametrize("options", [{}, {"io_threads": 3}, {"durability": "fsync"}])
+def test_an_empty_batch_and_an_empty_page_are_served_too(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Store asks for neither; others that call a backend may."""
+    backend = opened(tmp_path, **options)
+    assert backend.batch_set([], []) == backend.batch_get([], []) == []
+    key = f"{0:032x}/{1:064x}"
+    assert backend.batch_set([key], [(memoryview(b""),)]) == [True]
+    assert backend.batch_get([key], [(memoryview(bytearray()),)]) == [True]
+    backend.close()
+
+
 def test_a_batch_does_not_wait_for_threads_that_are_busy_with_another(tmp_path: Path) -> None:
     backend = opened(tmp_path)
     with kept_busy(backend):

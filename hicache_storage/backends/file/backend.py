@@ -131,6 +131,8 @@ class FileBackend:
         self, hook: str, keys: list[str], pages: list[PageSpans], kind: type[Reading | Writing]
     ) -> list[bool]:
         session = self._here()
+        if not keys:
+            return []
         answers = [False] * len(keys)
 
         def work(part: slice) -> None:

@@ -83,7 +83,7 @@ class Session:
         threads = min(self.config.io_threads or most, count)
         step = -(-count // threads)
         if not self.syncs:  # directories are synced once a part
-            step = min(step, max(CALL_BYTES[hook] // page_bytes, 1))
+            step = min(step, max(CALL_BYTES[hook] // max(page_bytes, 1), 1))
         self._lending.serve(cut(count, step), count, work, threads)
 
     def close(self) -> None:
