@@ -111,7 +111,7 @@ class Lane:
         room = -(-max(1, count) // _PINNED_SLOTS) * _PINNED_SLOTS
         pinned = torch.empty(room, dtype=torch.int64, pin_memory=True)[:count]
         np.concatenate(lists, out=pinned.numpy())
-        return pinned.to(self.device, non_blocking=True).view(len(lists), -1)
+        return pinned.to(self.device, non_blocking=True).view(len(lists), len(lists[0]))
 
     def positions(self, count: int) -> Tensor:
         """0 to `count` - 1 on the device."""
