@@ -20,6 +20,7 @@ from backends.s3.misbehaving_server import (
     Misbehaviour,
     Seen,
     Sometimes,
+    Talk,
     error,
     in_pieces,
 )
@@ -389,7 +390,12 @@ def test_a_listing_that_fails_raises_an_error_of_this_package(
 def test_deleting_says_which_pages_are_gone(server: MisbehavingServer, opened: Open) -> None:
     store = opened(server, attempts=1)
     store.fill(4)
-    server.behave = Sometimes(error(500), lambda seen: seen.path.endswith(KEYS[2]))
+
+    def fails(talk: Talk, seen: Seen) -> None:
+        talk.server.sleep(0.5)  # a store of which the first answer is a failure is out of order
+        error(500)(talk, seen)
+
+    server.behave = Sometimes(fails, lambda seen: seen.path.endswith(KEYS[2]))
     gone = store.store.delete(NAMESPACE, [KEYS[i] for i in (0, 1, 2, 99)])
     assert gone == [True, True, False, True]
 
