@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import BackendUnavailable
 from ...failures import FailureLog
-from ..lending import Lending, cut
+from ..lending import THREADS, Lending, cut
 from ..mounts import trust
 from .config import FileConfig
 from .directories import Directories
@@ -28,10 +28,9 @@ CALL_BYTES = {"batch_set": 4 << 20, "batch_get": 2 << 20}
 """What a thread takes on at a time: little enough for a processor's caches, enough to hide what a
 call costs, which to write has two changes of the ledger."""
 
-THREADS = 2
-"""Threads that serve a batch unless the options say it, where that is faster: with pages from these
-sizes on the kernel's part of the work outweighs what threads cost each other."""
 BY_THREADS_BYTES = {"batch_set": 64 << 10, "batch_get": 256 << 10}
+"""Page sizes from which on THREADS serve a batch unless the options say how many: the kernel's part
+of the work outweighs what threads cost each other there."""
 
 
 class Session:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ...errors import BackendError, BackendTimeout, BackendUnavailable, ConfigError
 from ...failures import FailureLog
 from ...hookspecs import StoredPage, Usage, hookimpl
 from ...page import PageSpans
+from ..lending import THREADS, Lending, cut
 from .answers import Meaning
-from .call import FORBIDDEN_S, Call, Result
+from .call import FORBIDDEN_S, Batch, Call, Result
 from .config import S3Config
 from .live import Live, LiveHere
 from .messages import Request
@@ -20,6 +22,15 @@ from .writing import write_pages
 
 _BULK = 1000
 _PROBE = ".probe"
+BY_THREADS_BYTES = 1 << 20
+"""Page size from which on a batch is read by THREADS: then a thread is kept busy by what the
+sockets hold for it, not by waiting."""
+
+
+class _Here(threading.local):
+    """The batch of which this thread is at work on a part."""
+
+    batch: Batch | None = None
 
 
 class S3Backend:
@@ -37,6 +48,8 @@ class S3Backend:
         self.failures = FailureLog(f"s3 bucket {config.bucket!r}")
         self._names = Names(config.prefix)
         self._here = LiveHere(self._connect)
+        self._lending = Lending("hicache-s3", THREADS, self.failures)
+        self._part_of = _Here()
 
     def __repr__(self) -> str:
         return f"S3Backend(bucket={self.config.bucket!r}, prefix={self.config.prefix!r})"
@@ -82,6 +95,23 @@ class S3Backend:
             if stored[key]:
                 live.doubts.clear(key)
         return [stored[key] for key in keys]
+
+    def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        """For Store: large pages are read, and their checksums made, by several threads, a part of
+        the batch each."""
+        if hook == "batch_set" or page_bytes < BY_THREADS_BYTES:
+            work(slice(0, count))
+            return
+        batch = Batch(self._until_s())
+
+        def read(part: slice) -> None:
+            self._part_of.batch = batch
+            try:
+                work(part)
+            finally:
+                self._part_of.batch = None
+
+        self._lending.serve(cut(count, -(-count // THREADS)), count, read, min(THREADS, count))
 
     @hookimpl
     def exists(self, keys: list[str]) -> int:
@@ -135,7 +165,8 @@ class S3Backend:
 
     @hookimpl
     def close(self) -> None:
-        self._here.close()
+        self._here.close()  # breaks off what the threads are at
+        self._lending.close()
 
     def _connect(self) -> Live:
         try:
@@ -166,7 +197,8 @@ class S3Backend:
     def _run(
         self, live: Live, requests: Sequence[Request], operation: str, *, leading: bool = False
     ) -> list[Result]:
-        return Call(live.plane, requests, operation, self._until_s(), leading=leading).run()
+        batch = self._part_of.batch or Batch(self._until_s())
+        return Call(live.plane, requests, operation, batch, leading=leading).run()
 
     def _arrived(self, live: Live, key: str, result: Result) -> bool:
         """Whether a read filled its spans; remembers a key that can't be read."""

@@ -43,10 +43,22 @@ _FAILED = (Meaning.AGAIN, Meaning.SLOWER)
 Result = Answer | BackendError
 
 
-class Call:
-    """Runs `requests` to their ends. For one thread and one use.
+class Batch:
+    """What the calls of one batch have in common, maybe on several threads."""
 
-    `until_s` is the deadline on the monotonic clock. `leading` asks for the leading run of found
+    __slots__ = ("answered", "until_s")
+
+    def __init__(self, until_s: float) -> None:
+        self.until_s = until_s
+        """The deadline, on the monotonic clock."""
+        self.answered = False
+        """Whether the store has answered any of its requests."""
+
+
+class Call:
+    """Runs `requests`, all of a batch or a part, to their ends. For one thread and one use.
+
+    `leading` asks for the leading run of found
     objects only: what comes after one that isn't found is not asked for, or not waited for.
     """
 
@@ -55,7 +67,7 @@ class Call:
         plane: Plane,
         requests: Sequence[Request],
         operation: str,
-        until_s: float,
+        batch: Batch,
         *,
         leading: bool = False,
     ) -> None:
@@ -64,7 +76,8 @@ class Call:
         self._complaint: Answer | None = None
         self._leading = leading
         self._started_s = time.monotonic()
-        self._until_s = self._clock_s = until_s
+        self._batch = batch
+        self._until_s = self._clock_s = batch.until_s
         self._fresh = deque(Slot(i, request) for i, request in enumerate(requests))
         self._delayed: list[tuple[float, int, Slot]] = []
         self._results: list[Result | None] = [None] * len(requests)
@@ -73,7 +86,6 @@ class Call:
         self._runs: dict[int, Run] = {}
         self._poll = select.poll()
         self._ticket = plane.gate.register()
-        self._answered = False
         self._verbs: Counter[str] = Counter()
         self._changes: Counter[str] = Counter()
 
@@ -97,7 +109,7 @@ class Call:
             self._plane.gate.leave(self._ticket)
             self._plane.count(self._changes, self._verbs)
         results = [result for result in self._results[: self._cut + 1] if result is not None]
-        if not self._answered:
+        if not self._batch.answered:
             for result in results:
                 if isinstance(result, BackendError):
                     raise result
@@ -349,7 +361,8 @@ class Call:
         failure.__cause__ = error
         waited_s = time.monotonic() - self._started_s
         hopeless = slot.connects >= CONNECT_ATTEMPTS
-        if not self._answered and (hopeless or waited_s >= self._plane.config.connect_timeout_s):
+        hopeless |= waited_s >= self._plane.config.connect_timeout_s
+        if hopeless and not self._batch.answered:
             raise failure
         self._again(slot, failure)
 
@@ -361,7 +374,7 @@ class Call:
         if self._results[slot.index] is not None or slot.index >= self._cut:
             return
         if slot.attempts >= self._plane.config.attempts:
-            if self._answered:
+            if self._batch.answered:
                 self._settle(slot, failure)
             else:
                 self._fail_rest(failure)
@@ -379,7 +392,7 @@ class Call:
         if self._results[slot.index] is not None:
             return
         definite = isinstance(result, Answer) and result.meaning not in _FAILED
-        self._answered |= definite
+        self._batch.answered |= definite
         self._results[slot.index] = result
         if slot.index < self._cut:
             self._open -= 1

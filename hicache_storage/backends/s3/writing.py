@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...page import HEADER_BYTES, PageSpans, spans_bytes
 from .answers import Answer, Meaning
-from .call import Call, Result
+from .call import Batch, Call, Result
 from .messages import Request, Response
 from .plane import Plane
 
@@ -34,7 +34,7 @@ def write_pages(
         sent = _write_missing(plane, paths, pages, sent, until_s, results)
     if sent:
         requests = [Request("PUT", paths[i], body=pages[i]) for i in sent]
-        for i, result in zip(sent, Call(plane, requests, "batch_set", until_s).run(), strict=True):
+        for i, result in zip(sent, _run(plane, requests, until_s), strict=True):
             results[i] = result
     return [result for result in results if result is not None]
 
@@ -54,7 +54,7 @@ def _write_missing(
         for i in sent
     ]
     there, plain = [], []
-    for i, result in zip(sent, Call(plane, requests, "batch_set", until_s).run(), strict=True):
+    for i, result in zip(sent, _run(plane, requests, until_s), strict=True):
         results[i] = result
         if isinstance(result, Answer) and result.meaning is Meaning.STORED:
             there.append(i)
@@ -65,12 +65,16 @@ def _write_missing(
         return plain
     last = HEADER_BYTES - 1
     requests = [Request("GET", paths[i], extra=(("range", f"bytes=0-{last}"),)) for i in there]
-    for i, result in zip(there, Call(plane, requests, "batch_set", until_s).run(), strict=True):
+    for i, result in zip(there, _run(plane, requests, until_s), strict=True):
         if not _is_equal(result, pages[i]):
             plain.append(i)
         else:
             results[i] = result
     return plain
+
+
+def _run(plane: Plane, requests: Sequence[Request], until_s: float) -> list[Result]:
+    return Call(plane, requests, "batch_set", Batch(until_s)).run()
 
 
 def _is_equal(result: Result, page: PageSpans) -> bool:
