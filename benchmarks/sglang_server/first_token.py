@@ -33,14 +33,14 @@ def compare(
 ) -> None:
     """A round to warm up and `rounds` more: all servers forget, then one after the other is asked.
 
-    The order turns from round to round. A time counts if the whole prefix came from storage, a
-    ratio if that is so of SGLang's file backend in the same round too. `servers` by store. A row a
-    round, and one for each store. Stops early when less than `least_left_s` is left.
+    The order turns from round to round. A time counts if the whole prefix came from storage, for
+    the comparison if that is so of SGLang's file backend in the same round too. `servers` by store.
+    A row a round, and one for each store. Stops early when less than `least_left_s` is left.
     """
     wanted = (len(prompt) - 1) // page_size * page_size
     asked = dict(servers)
     seconds: dict[str, list[float]] = {store: [] for store in servers}
-    ratios: dict[str, list[float]] = {store: [] for store in servers}
+    beside: dict[str, list[tuple[float, float]]] = {store: [] for store in servers}
     for number in range(rounds + 1):
         if run.left_s < least_left_s:
             run.add("failure", what=f"first token, {model}", why=f"no time after {number} rounds")
@@ -60,22 +60,25 @@ def compare(
         for store, time_s in took.items() if number else ():
             seconds[store].append(time_s)
             if BUILT_IN in took:
-                ratios[store].append(time_s / took[BUILT_IN])
+                beside[store].append((time_s, took[BUILT_IN]))
     for store in servers:
         if seconds[store]:
             run.add("first token", model=model, store=store, prompt_tokens=len(prompt),
-                    **summary(seconds[store], ratios[store]))  # fmt: skip
+                    **summary(seconds[store], beside[store]))  # fmt: skip
 
 
-def summary(seconds: Sequence[float], ratios: Sequence[float]) -> dict[str, object]:
-    """Medians of times and ratios, and the ratios' quartiles."""
+def summary(seconds: Sequence[float], beside: Sequence[tuple[float, float]]) -> dict[str, object]:
+    """The median of the times and, of rounds with both stores' times, the ratio of the medians and
+    the quartiles of the rounds' own ratios."""
     found: dict[str, object] = {
         "rounds": len(seconds),
         "median_s": round(statistics.median(seconds), 4),
     }
-    if ratios:
-        found["ratio"] = round(statistics.median(ratios), 3)
-    if len(ratios) > 1:
+    if beside:
+        ours, theirs = (statistics.median(times) for times in zip(*beside, strict=True))
+        found["ratio"] = round(ours / theirs, 3)
+    if len(beside) > 1:
+        ratios = [ours / theirs for ours, theirs in beside]
         low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
         found["quartiles"] = [round(low, 3), round(high, 3)]
     return found

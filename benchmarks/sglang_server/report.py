@@ -92,7 +92,8 @@ def text(facts: dict[str, Any], demands: Sequence[Demand], rows: Sequence[Row]) 
             "",
             "## Time to first token, everything from storage",
             "",
-            "Medians; each round asks all stores in turn, and the ratio is of one round's times.",
+            "Each round asks all stores in turn. The ratio is of medians, the quartiles are of the "
+            "rounds' own ratios.",
             "",
             *table(
                 ("pages", "prompt", "store", "rounds", "median s", "ratio", "quartiles"),

@@ -97,6 +97,8 @@ def _status(connection: Connection) -> tuple[int, int]:
 
 
 def _receive_head(connection: Connection) -> Steps[Response]:
+    if not connection.inbox_bytes:
+        yield READ  # to look before would be a call of the system for nothing
     while True:
         while connection.inbox.find(b"\r\n\r\n", 0, connection.inbox_bytes) < 0:
             if connection.inbox_bytes > MOST_HEAD_BYTES:
