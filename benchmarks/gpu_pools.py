@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import statistics
 import time
@@ -195,6 +196,17 @@ def in_turns(ways: dict[str, Way], rounds: int) -> dict[str, Times]:
                     if asked is not None:
                         found[name].call[verb].append(asked)
     return found
+
+
+@contextmanager
+def timed_events() -> Iterator[None]:
+    """Events made meanwhile know their time."""
+    untimed = torch.cuda.Event
+    torch.cuda.Event = functools.partial(untimed, enable_timing=True)  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        torch.cuda.Event = untimed  # type: ignore[misc]
 
 
 @contextmanager

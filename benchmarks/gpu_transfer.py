@@ -53,6 +53,7 @@ from gpu_pools import (  # noqa: E402
     layers_apart,
     ours,
     pools_for,
+    timed_events,
 )
 
 from hicache_storage.pools.device import DevicePool  # noqa: E402
@@ -162,26 +163,27 @@ def _first_layer(
     pools: PairedPools,
     slots: Slots,
 ) -> None:
-    """When the forward pass could start, by the rule."""
+    """When the forward pass could start, by the rule: once the call is back and the first layer is
+    there. By the device's clock, which runs from the call on."""
     pages, host = slots
     pools.strategy = "auto"
-    first, last = [], []
+    layers = pools.device.geometry.layers
+    when = {"first": 0, "half": layers // 2, "last": layers - 1}
+    found: dict[str, list[float]] = {"call": [], **{layer: [] for layer in when}}
     for _ in range(5):
         torch.cuda.synchronize()
-        start = time.perf_counter()
-        loading = pools.load_back(host, pages)
-        while not loading.arrived(0):
-            pass
-        first.append(time.perf_counter() - start)
+        with timed_events():
+            start = torch.cuda.Event()
+            start.record()
+            began = time.perf_counter()
+            loading = pools.load_back(host, pages)
+            found["call"].append((time.perf_counter() - began) * 1e3)
         loading.synchronize()
-        last.append(time.perf_counter() - start)
-    results.add(
-        "first layer",
-        shape=name,
-        layout=layout,
-        first_ms=round(statistics.median(first) * 1e3, 2),
-        all_ms=round(statistics.median(last) * 1e3, 2),
-    )
+        for layer, number in when.items():
+            events = loading.by_layer[number]
+            found[layer].append(max(start.elapsed_time(event) for event in events))
+    row = {f"{what}_ms": round(statistics.median(times), 2) for what, times in found.items()}
+    results.add("first layer", shape=name, layout=layout, **row)
 
 
 def pairing(results: Results, quick: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .row_copies import RowCopies
 
-_BATCH = 64
+_BATCH = 256
 """Copies a call. The driver spreads the calls over its engines: measured on an H200 with pieces of
 128 KiB, 54 GB/s with 64 a call and 45 GB/s with 8192."""
 _SOURCE_IN_STREAM_ORDER = 1
@@ -79,25 +79,28 @@ class _Copy2D(ctypes.Structure):
     )
 
 
-def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: bool) -> None:
-    """Asks for all copies on the stream with this handle, which isn't the default one. Never waits
-    for the device, unless host memory isn't pinned. Raises RuntimeError if CUDA refuses.
+def copy(
+    copies: Sequence[RowCopies], streams: Iterator[int], *, to_device: bool, batched: bool
+) -> None:
+    """Asks for all copies, each call on the next of the streams with these handles, none of which
+    is the default one. Never waits for the device, unless host memory isn't pinned. Raises
+    RuntimeError if CUDA refuses.
 
     `batched` needs pinned host memory. The copies may happen in any order.
     """
     if not batched or not _has("cuMemcpyBatchAsync"):
         for piece in copies:
-            _one_by_one(piece, stream, to_device)
+            _one_by_one(piece, next(streams), to_device)
         return
     single = [piece for piece in copies if piece.height == 1]
     if single:
-        _batches(single, stream)
+        _batches(single, streams)
     for piece in copies:
         if piece.height > 1:
-            _batches_of_rows(piece, stream)
+            _batches_of_rows(piece, streams)
 
 
-def _batches(pieces: Sequence[RowCopies], stream: int) -> None:
+def _batches(pieces: Sequence[RowCopies], streams: Iterator[int]) -> None:
     sources, targets, sizes = (
         np.concatenate(arrays)
         for arrays in zip(
@@ -118,7 +121,7 @@ def _batches(pieces: Sequence[RowCopies], stream: int) -> None:
             first,
             ctypes.c_size_t(1),
             *failed,
-            ctypes.c_void_p(stream),
+            ctypes.c_void_p(next(streams)),
         )
 
 
@@ -126,7 +129,7 @@ def _widths(piece: RowCopies) -> npt.NDArray[np.uint64]:
     return np.full(len(piece.source), piece.width, dtype=np.uint64)
 
 
-def _batches_of_rows(piece: RowCopies, stream: int) -> None:
+def _batches_of_rows(piece: RowCopies, streams: Iterator[int]) -> None:
     operations = np.zeros(len(piece.source), dtype=_OPERATION)
     for end, address, pitch in (
         ("source_", piece.source, piece.source_pitch),
@@ -146,7 +149,7 @@ def _batches_of_rows(piece: RowCopies, stream: int) -> None:
             ctypes.c_void_p(batch.ctypes.data),
             *failed,
             ctypes.c_ulonglong(0),
-            ctypes.c_void_p(stream),
+            ctypes.c_void_p(next(streams)),
         )
 
 

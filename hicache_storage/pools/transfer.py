@@ -58,8 +58,9 @@ class LayerEvents:
     ) -> None:
         self._pools = tuple(pools)
         self.layers = layers
-        self._by_layer = tuple(events)
-        self.events = self._by_layer[-1] if self._by_layer else ()
+        self.by_layer = tuple(events)
+        """For each layer the CUDA events that are done when it has arrived."""
+        self.events = self.by_layer[-1] if self.by_layer else ()
         """CUDA events that are done when every layer has arrived."""
 
     def wait(self, layer: int) -> None:
@@ -67,14 +68,14 @@ class LayerEvents:
         CUDA the pages are there already. Raises IndexError for a layer out of range."""
         if not 0 <= layer < self.layers:
             raise IndexError(f"layer {layer} is outside of the {self.layers} that were loaded")
-        if self._by_layer:
+        if self.by_layer:
             stream = torch.cuda.current_stream(self._pools[0][0].device)
-            for event in self._by_layer[layer]:
+            for event in self.by_layer[layer]:
                 stream.wait_event(event)
 
     def arrived(self, layer: int) -> bool:
         """Whether this layer's pages have arrived. Never waits."""
-        return not self._by_layer or all(event.query() for event in self._by_layer[layer])
+        return not self.by_layer or all(event.query() for event in self.by_layer[layer])
 
     def done(self) -> bool:
         """Whether every layer has arrived. Never waits."""

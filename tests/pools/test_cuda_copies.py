@@ -170,6 +170,29 @@ def test_a_copy_waits_for_the_events_that_it_was_told_of(layout: Layout, chosen:
     assert page_bytes(device, 3, host.order) == host_page(host, 0)
 
 
+def test_what_one_call_copies_the_next_may_copy_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, also where the copies of a call run on two streams."""
+    monkeypatch.setattr(strategy, "DIRECT_STRETCH", 1)
+    odd = replace(MLA, layers=3)  # so that a call's first copy isn't always on the same stream
+    device, restored = device_pool(odd, 2), device_pool(odd, 1)
+    host = HostPool(odd, 2, "layer_first")
+    fill_random(device, 1)
+    for seed in range(20):
+        out, back = (SimulatedLane(1, kernels=False, seed=seed) for _ in range(2))
+        for page in (0, 1):
+            slots = as_slots([page]), as_slots([0])
+            cuda_copies.backup(ways([(device, host)]), *slots, out, "copy_engine")
+        out.run()
+        assert host_page(host, 0) == page_bytes(device, 1, host.order)
+        cuda_copies.backup(ways([(device, host)]), as_slots([0]), as_slots([1]), out, "copy_engine")
+        out.run()
+        for slot in (0, 1):
+            slots = as_slots([slot]), as_slots([0])
+            cuda_copies.load_back(ways([(restored, host)]), *slots, back, "copy_engine")
+        back.run()
+        assert page_bytes(restored, 0, host.order) == page_bytes(device, 0, host.order)
+
+
 def test_layers_arrive_before_the_last_one_where_pages_hold_tokens_first() -> None:
     """The first layers of token-layer pages come by kernel, not with everything else."""
     geometry = replace(MLA, layers=32, head_dim=1024, page_size=16)
