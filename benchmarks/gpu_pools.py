@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -174,14 +175,14 @@ class Times:
 
 
 def in_turns(ways: dict[str, Way], rounds: int) -> dict[str, Times]:
-    """Every way once a round, in an order that moves on by one each round; the first round is
-    to warm up. Nothing is collected meanwhile."""
+    """Every way once a round, each round in another order, since what came before leaves caches
+    and the device's tables as it needed them; the first round is to warm up. Nothing is collected
+    meanwhile."""
     found = {name: Times() for name in ways}
-    names = list(ways)
+    shuffled = random.Random(1)
     with no_collection():
         for turn in range(rounds + 1):
-            start = turn % len(names)
-            for name in names[start:] + names[:start]:
+            for name in shuffled.sample(list(ways), len(ways)):
                 way = ways[name]
                 way.before()
                 for verb in VERBS:
