@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import lmdb
@@ -25,6 +26,7 @@ from hicache_storage import BackendError
 from hicache_storage.backends.lmdb import backend as backend_module
 from hicache_storage.backends.lmdb import compact, inspect, judging, reading
 from hicache_storage.backends.lmdb.recency import AT_ONCE
+from hicache_storage.backends.lmdb.writing import Writer
 
 KIB, MIB = 1 << 10, 1 << 20
 PAGE = 16 * KIB
@@ -255,13 +257,33 @@ def test_uses_that_wait_are_written_by_whatever_comes_next(tmp_path: Path, end: 
     backend.close()
 
 
-def test_a_batch_never_evicts_its_own_pages_for_its_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pages_a_part", [3, 100])
+def test_a_batch_never_evicts_its_own_pages_for_its_rest(
+    tmp_path: Path, pages_a_part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever parts Store writes it. What has no room once isn't tried for again."""
+    monkeypatch.setattr(backend_module, "BY_THREADS_BYTES", 1)
+    monkeypatch.setattr(backend_module, "WRITTEN_BYTES", pages_a_part * HELD)
     backend = opened(tmp_path, capacity=8 * HELD, recency_s=0)
-    assert store(backend, range(100, 106), PAGE) == [True] * 6
-    assert store(backend, range(20), PAGE) == [True] * 8 + [False] * 12
+    tried = []
+    evict = Writer._evict
+    monkeypatch.setattr(Writer, "_evict", lambda *args: tried.append(args) or evict(*args))
+
+    def stored(numbers: Sequence[int]) -> list[bool]:
+        answers: list[bool] = []
+
+        def write(part: slice) -> None:
+            answers.extend(store(backend, numbers[part], PAGE))
+
+        backend.spread("batch_set", HELD, len(numbers), write)
+        return answers
+
+    assert stored(range(100, 106)) == [True] * 6
+    assert stored(range(20)) == [True] * 8 + [False] * 12
     assert there(backend, range(20)) == list(range(8))
+    assert len(tried) <= 1
     # Those found stored count as the batch's own too.
-    assert store(backend, [*range(8), 30], PAGE) == [True] * 8 + [False]
+    assert stored([*range(8), 30]) == [True] * 8 + [False]
     assert there(backend, range(31)) == list(range(8))
     check_consistency(backend)
     backend.close()

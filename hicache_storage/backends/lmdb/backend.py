@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from .reading import read_pages, slices
 from .recency import Recency
 from .records import Changes, Inconsistent, Record, read_totals
 from .sharing import acquire, release
-from .writing import Writer
+from .writing import Batch, Writer
 
 LOOKUP_PAGES = 4096
 SCAN_PAGES = 512
@@ -31,7 +32,16 @@ BY_THREADS_BYTES = 1 << 20
 """Page size from which on a batch is read by THREADS, PART_BYTES at a time: two are 1.2 times as
 fast as one with 1 MiB, 1.3 times with 8 MiB, but 0.8 times with 256 KiB."""
 PART_BYTES = 4 << 20
+WRITTEN_BYTES = 8 << 20
+"""Of large pages, most that a part of a batch writes. Rows of 128 KiB that are stored one by one
+give the interpreter lock up for each of them."""
 _DAMAGE = (Inconsistent, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.CursorFullError)
+
+
+class _Here(threading.local):
+    """The batch of which this thread writes a part."""
+
+    batch: Batch | None = None
 
 
 class LmdbBackend:
@@ -45,6 +55,7 @@ class LmdbBackend:
         self.failures = FailureLog(f"lmdb store {config.path}")
         self._recency = Recency(config.recency_s)
         self._environment: Environment | None = None
+        self._part_of = _Here()
         self._lending = Lending("hicache-lmdb", THREADS, self.failures)
 
     @property
@@ -63,8 +74,9 @@ class LmdbBackend:
             return [False] * len(keys)
         with self._translated("batch_set"):
             names = [key.encode() for key in keys]
+            batch = self._part_of.batch or Batch()
             return Writer(
-                self.environment, self.config, self._recency, self.failures, names, pages
+                self.environment, self.config, self._recency, self.failures, batch, names, pages
             ).store()
 
     @hookimpl
@@ -75,16 +87,26 @@ class LmdbBackend:
         return answers
 
     def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
-        """For Store: few pages are read at a time, so that they pass through its memory, each in
-        one copy, large ones by two threads. What is written is one call: it makes its own
-        transactions."""
+        """For Store: few pages are moved at a time, so that they pass through its memory, each in
+        one copy. Large ones are read by several threads; writers would wait for each other."""
         if hook == "batch_set":
-            work(slice(0, count))
+            large = page_bytes >= BY_THREADS_BYTES
+            step = max(WRITTEN_BYTES // page_bytes, 1) if large else count
+            self._write(cut(count, step), work)
         elif page_bytes < BY_THREADS_BYTES:
             self._lending.serve(list(slices([page_bytes] * count)), count, work, 1)
         else:
             step = max(min(-(-count // THREADS), PART_BYTES // page_bytes), 1)
             self._lending.serve(cut(count, step), count, work, min(THREADS, count))
+
+    def _write(self, parts: Sequence[slice], work: Callable[[slice], None]) -> None:
+        """The parts of a batch, one after the other."""
+        self._part_of.batch = Batch()
+        try:
+            for part in parts:
+                work(part)
+        finally:
+            self._part_of.batch = None
 
     @hookimpl
     def exists(self, keys: list[str]) -> int:

@@ -30,8 +30,18 @@ _NO_ROOM_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ROOM = tuple(map(os.strerror, _NO_ROOM_CODES))
 
 
+class Batch:
+    """What the parts of a batch have in common."""
+
+    def __init__(self) -> None:
+        self.kept: set[bytes] = set()
+        """Keys that it stored, or found stored: it doesn't evict them for its own rest."""
+        self.full = False
+        """The store has no room for a page of it, and so none for the rest."""
+
+
 class Writer:
-    """Stores one batch; made for it."""
+    """Stores one batch, or a part of it; made for it."""
 
     def __init__(
         self,
@@ -39,6 +49,7 @@ class Writer:
         config: LmdbConfig,
         recency: Recency,
         failures: FailureLog,
+        batch: Batch,
         keys: Sequence[bytes],
         pages: Sequence[PageSpans],
     ) -> None:
@@ -46,21 +57,21 @@ class Writer:
         self._config = config
         self._recency = recency
         self._failures = failures
+        self._batch = batch
         self._keys = keys
         self._pages = pages
         self._sizes = [spans_bytes(page) for page in pages]
-        self._kept: set[bytes] = set()
-        """Keys that this batch stored, or found stored: it doesn't evict them for its own rest."""
 
     def store(self) -> list[bool]:
         """True for each page that is stored."""
         answers = [False] * len(self._keys)
         for group in self._groups():
+            if self._batch.full:
+                break
             stored = self._store_group(group)
             for i in stored:
                 answers[i] = True
-            if len(stored) < len(group):
-                break  # the store is full, and stays so for the rest
+            self._batch.full = len(stored) < len(group)
         return answers
 
     def _groups(self) -> Iterator[list[int]]:
@@ -132,7 +143,7 @@ class Writer:
         """One transaction: all of it or, if it raises, nothing."""
         environment = self._environment
         stored: list[int] = []
-        kept = set(self._kept)
+        kept = set(self._batch.kept)
         uses = self._recency.take()
         try:
             with environment.writing() as (txn, trees):
@@ -148,7 +159,7 @@ class Writer:
         except BaseException:
             self._recency.give_back(uses)
             raise
-        self._kept = kept
+        self._batch.kept = kept
         return stored
 
     def _put(self, changes: Changes, i: int, used_ms: int, kept: set[bytes]) -> bool:
@@ -178,7 +189,7 @@ class Writer:
         try:
             with environment.writing() as (txn, trees):
                 changes = Changes(txn, trees, environment.page_bytes)
-                freed = changes.evict(wanted_bytes, self._kept)
+                freed = changes.evict(wanted_bytes, self._batch.kept)
                 changes.finish()
             if freed:
                 with environment.writing() as (txn, trees):
