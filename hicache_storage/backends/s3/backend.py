@@ -80,6 +80,10 @@ class S3Backend:
             for key in keys:
                 live.doubts.add(key)
             raise
+        batch = self._part_of.batch
+        if batch is not None and batch.failure is not None and not batch.answered:
+            batch.unread.append((keys, results))
+            return [False] * len(keys)
         return [self._arrived(live, key, result) for key, result in zip(keys, results, strict=True)]
 
     @hookimpl
@@ -102,16 +106,22 @@ class S3Backend:
         if hook == "batch_set" or page_bytes < BY_THREADS_BYTES:
             work(slice(0, count))
             return
-        batch = Batch(self._until_s())
+        batch = Batch(self._until_s(), in_parts=True)
 
         def read(part: slice) -> None:
             self._part_of.batch = batch
             try:
                 work(part)
+            except BaseException:
+                batch.given_up = True
+                raise
             finally:
                 self._part_of.batch = None
 
-        self._lending.serve(cut(count, -(-count // THREADS)), count, read, min(THREADS, count))
+        step = max(-(-count // THREADS), 1)
+        self._lending.serve(cut(count, step), count, read, min(THREADS, count))
+        if batch.unread:
+            self._settle(batch)
 
     @hookimpl
     def exists(self, keys: list[str]) -> int:
@@ -187,6 +197,16 @@ class S3Backend:
             lambda verb: plane.count({}, {verb: 1}),
         )
         return Live(plane, control)
+
+    def _settle(self, batch: Batch) -> None:
+        """What became of parts that had no answer while none had: misses if another part had one
+        since, else the batch's failure."""
+        if batch.failure is not None and not batch.answered:
+            raise batch.failure
+        live = self._here.now()
+        for keys, results in batch.unread:
+            for key, result in zip(keys, results, strict=True):
+                self._arrived(live, key, result)
 
     def _path(self, live: Live, key: str) -> str:
         return live.plane.endpoint.path + self._names.quoted(key)

@@ -36,6 +36,8 @@ GRACE_S = 0.05
 """How long requests whose answers no longer matter may finish, to keep their connections."""
 GATE_POLL_S = 0.01
 """How often a call that waits at the gate looks whether there is room."""
+LOOK_S = 0.1
+"""How often a call looks whether it is still wanted."""
 FORBIDDEN_S = 60.0
 """How long 403 to a HEAD, once looked into, is taken to mean the same."""
 
@@ -44,22 +46,35 @@ Result = Answer | BackendError
 
 
 class Batch:
-    """What the calls of one batch have in common, maybe on several threads."""
+    """What the calls of one batch have in common: one, or with `in_parts` several that read parts
+    of it, maybe on several threads. Only ever changes one way, so that it needs no lock."""
 
-    __slots__ = ("answered", "until_s")
+    __slots__ = (
+        "answered", "complaint", "failure", "given_up", "in_parts", "unread", "until_s",
+    )  # fmt: skip
 
-    def __init__(self, until_s: float) -> None:
+    def __init__(self, until_s: float, *, in_parts: bool = False) -> None:
         self.until_s = until_s
         """The deadline, on the monotonic clock."""
+        self.in_parts = in_parts
         self.answered = False
         """Whether the store has answered any of its requests."""
+        self.complaint: Answer | None = None
+        """An answer that asked for fewer requests."""
+        self.failure: BackendError | None = None
+        """Why a part had no answer while none of the others had one: the batch's, if none gets
+        one."""
+        self.unread: list[tuple[list[str], list[Result]]] = []
+        """Keys and results of such parts."""
+        self.given_up = False
+        """Whether a part has raised: the others are in vain."""
 
 
 class Call:
     """Runs `requests`, all of a batch or a part, to their ends. For one thread and one use.
 
-    `leading` asks for the leading run of found
-    objects only: what comes after one that isn't found is not asked for, or not waited for.
+    `leading` asks for the leading run of found objects only: what comes after one that isn't
+    found is not asked for, or not waited for.
     """
 
     def __init__(
@@ -73,7 +88,6 @@ class Call:
     ) -> None:
         self._plane = plane
         self._operation = operation
-        self._complaint: Answer | None = None
         self._leading = leading
         self._started_s = time.monotonic()
         self._batch = batch
@@ -94,9 +108,11 @@ class Call:
         that wasn't found.
 
         Raises BackendError where the store as a whole is at fault: no request can succeed, or
-        none was answered and not only because the store asks for less.
+        none of the batch was answered and not only because the store asks for less. If other parts
+        of it may yet be answered, that is left as `Batch.failure`.
         """
         try:
+            self._begin()
             while self._open:
                 self._start()
                 self._wait()
@@ -110,12 +126,21 @@ class Call:
             self._plane.count(self._changes, self._verbs)
         results = [result for result in self._results[: self._cut + 1] if result is not None]
         if not self._batch.answered:
-            for result in results:
-                if isinstance(result, BackendError):
-                    raise result
-                if result.meaning is Meaning.AGAIN:
-                    raise self._unavailable(result.reason)
+            self._unanswered(results)
         return results
+
+    def _unanswered(self, results: list[Result]) -> None:
+        for result in results:
+            if isinstance(result, BackendError):
+                failure = result
+            elif result.meaning is Meaning.AGAIN:
+                failure = self._unavailable(result.reason)
+            else:
+                continue
+            if not self._batch.in_parts or time.monotonic() >= self._until_s:
+                raise failure
+            self._batch.failure = self._batch.failure or failure
+            return
 
     # starting
 
@@ -136,10 +161,20 @@ class Call:
                 self._ticket.waiting = False
                 return
             if not gate.enter(self._ticket):
-                if self._runs or not gate.wait(self._ticket, self._until_s):
+                if self._runs or not self._admitted():
                     return
                 now = time.monotonic()
             self._try(self._fresh.popleft(), now)
+
+    def _admitted(self) -> bool:
+        """Waits at the gate, until the deadline at most."""
+        while True:
+            until_s = min(self._until_s, time.monotonic() + LOOK_S)
+            if self._plane.gate.wait(self._ticket, until_s):
+                return True
+            if until_s == self._until_s:
+                return False
+            self._check_wanted()
 
     def _first_unknown(self) -> int:
         """The first request without a result. A lookup asks only so far beyond it, since what
@@ -205,10 +240,22 @@ class Call:
     def _wait(self) -> None:
         if not self._open:
             return
-        until_s = self._clock_s
-        if self._ticket.waiting:
-            until_s = min(until_s, time.monotonic() + GATE_POLL_S)
-        self._step(until_s)
+        look_s = GATE_POLL_S if self._ticket.waiting else LOOK_S
+        self._step(min(self._clock_s, time.monotonic() + look_s))
+        self._check_wanted()
+
+    def _begin(self) -> None:
+        """Before anything is sent: a part may begin when the batch's time is over."""
+        self._check_wanted()
+        if (now := time.monotonic()) >= self._until_s:
+            self._look_at_clock(now)
+
+    def _check_wanted(self) -> None:
+        """Raises if the answers are of no use any more."""
+        if self._open and self._plane.closed:
+            raise self._unavailable("the store is closed", retryable=False)
+        if self._open and self._batch.given_up:
+            raise self._unavailable("another part of the batch has failed")
 
     def _step(self, until_s: float) -> None:
         """Waits for sockets until `until_s`, and goes on with those that are ready."""
@@ -229,7 +276,7 @@ class Call:
         if now >= self._until_s:
             limit = f"{self._plane.config.deadline_s:g} s"
             late = self._timeout(f"no answer within the deadline of {limit}")
-            self._fail_rest(self._complaint or late)
+            self._fail_rest(self._batch.complaint or late)
             return
         stall_s = self._plane.config.stall_timeout_s
         for run in list(self._runs.values()):
@@ -291,7 +338,7 @@ class Call:
         if response.filled:
             self._changes["received_bytes"] += response.length or 0
         if meaning is Meaning.SLOWER:
-            self._complaint = answer
+            self._batch.complaint = answer
             self._changes["throttles"] += 1
             self._plane.gate.lower_bound()
         else:
@@ -373,8 +420,11 @@ class Call:
         slot.attempts += 1
         if self._results[slot.index] is not None or slot.index >= self._cut:
             return
-        if slot.attempts >= self._plane.config.attempts:
-            if self._batch.answered:
+        batch = self._batch
+        # Once a part had all its tries in vain, another has one for each of its pages.
+        vain = batch.failure is not None and not batch.answered
+        if slot.attempts >= self._plane.config.attempts or vain:
+            if batch.answered or vain:
                 self._settle(slot, failure)
             else:
                 self._fail_rest(failure)
@@ -391,8 +441,8 @@ class Call:
     def _settle(self, slot: Slot, result: Result) -> None:
         if self._results[slot.index] is not None:
             return
-        definite = isinstance(result, Answer) and result.meaning not in _FAILED
-        self._batch.answered |= definite
+        if isinstance(result, Answer) and result.meaning not in _FAILED:
+            self._batch.answered = True
         self._results[slot.index] = result
         if slot.index < self._cut:
             self._open -= 1

@@ -26,10 +26,10 @@ class Connections:
         self._lock = threading.Lock()
 
     def take(self) -> Connection | None:
-        """An idle connection on which nothing has come in; None if there is none."""
+        """An idle connection on which nothing has come in; None if there is none, or no more."""
         while True:
             with self._lock:
-                if not self._idle:
+                if self._closed or not self._idle:
                     return None
                 connection = self._idle.pop()
             if connection.is_quiet():
