@@ -18,10 +18,13 @@ from backends.file_rig import found, opened, store
 from hicache_storage import Namespace, Store
 from hicache_storage import store as store_module
 from hicache_storage.backends.file import FileBackend
+from hicache_storage.backends.file import session as session_module
 from hicache_storage.backends.file import writing as writing_module
 
 WAIT_S = 30.0
 KIB = 1 << 10
+ALL = 0
+"""As many threads as there are for a batch."""
 
 
 def namespace_of(page_bytes: int) -> Namespace:
@@ -46,13 +49,14 @@ class Meeting:
             self._changed.wait_for(lambda: len(self.threads) >= self.expected, WAIT_S)
 
 
+@pytest.mark.parametrize("threads", [2, 4])
 @pytest.mark.parametrize(
     ("page_bytes", "options", "writers", "readers"),
     [
         (16 * KIB, {}, 1, 1),
-        (64 * KIB, {}, 2, 1),
-        (256 * KIB, {}, 2, 2),
-        (256 * KIB, {"durability": "fsync"}, 2, 2),
+        (64 * KIB, {}, ALL, 1),
+        (256 * KIB, {}, ALL, ALL),
+        (256 * KIB, {"durability": "fsync"}, ALL, ALL),
         (256 * KIB, {"io_threads": 1}, 1, 1),
         (16 * KIB, {"io_threads": 3}, 3, 3),
     ],
@@ -64,14 +68,16 @@ def test_checksums_are_made_on_all_threads_that_serve_a_batch(
     options: dict[str, Any],
     writers: int,
     readers: int,
+    threads: int,
 ) -> None:
+    monkeypatch.setattr(session_module, "THREADS", threads)
     with Store(opened(tmp_path, **options), name="file") as pages:
         namespace = namespace_of(page_bytes)
         keys = [f"{number:064x}" for number in range(8)]
         wanted = [bytes([number]) * page_bytes for number in range(8)]
         pages.batch_set(namespace, keys[:1], wanted[:1])  # its record, too
         for name, expected in (("make_header", writers), ("check_page", readers)):
-            meeting = Meeting(expected)
+            meeting = Meeting(expected or threads)
             real = getattr(store_module, name)
 
             def meet(
@@ -87,19 +93,20 @@ def test_checksums_are_made_on_all_threads_that_serve_a_batch(
                 got = [bytearray(page_bytes) for _ in range(8)]
                 assert pages.batch_get(namespace, keys, got) == [True] * 8
                 assert got == wanted
-            assert len(meeting.threads) == expected
+            assert len(meeting.threads) == meeting.expected
 
 
 @contextmanager
 def kept_busy(backend: FileBackend) -> Iterator[None]:
     """All threads but the caller's are in the middle of another batch."""
-    go_on, meeting, in_time = threading.Event(), Meeting(3), []
+    threads = session_module.THREADS
+    go_on, meeting, in_time = threading.Event(), Meeting(threads + 1), []
 
     def work(_: slice) -> None:
         meeting.come()
         in_time.append(go_on.wait(WAIT_S))
 
-    other = threading.Thread(target=backend.spread, args=("batch_set", 1 << 20, 2, work))
+    other = threading.Thread(target=backend.spread, args=("batch_set", 1 << 20, threads, work))
     other.start()
     meeting.come()
     try:
@@ -107,7 +114,7 @@ def kept_busy(backend: FileBackend) -> Iterator[None]:
     finally:
         go_on.set()
         other.join(WAIT_S)
-    assert in_time == [True, True]
+    assert in_time == [True] * threads
 
 
 @pytest.mark.parametrize("options", [{}, {"io_threads": 3}, {"durability": "fsync"}])
@@ -307,7 +314,7 @@ def test_a_store_that_can_start_no_thread_to_evict_says_so_and_closes(
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    backend = opened(tmp_path, capacity=1 << 20)
+    backend = opened(tmp_path, capacity=1 << 20, io_threads=1)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         stored = store(backend, range(20), size=64 * KIB)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from backends.lmdb_rig import opened
-from backends.test_file_threads import KIB, Meeting, namespace_of
+from backends.test_file_threads import ALL, KIB, Meeting, namespace_of
 
 from hicache_storage import Store
 from hicache_storage import store as store_module
+from hicache_storage.backends.lmdb import backend as backend_module
 
 KEYS = [f"{number:064x}" for number in range(8)]
 
@@ -28,10 +29,12 @@ def read(store: Store, size: int) -> bool:
     )
 
 
-@pytest.mark.parametrize(("page_bytes", "readers"), [(256 * KIB, 1), (1024 * KIB, 2)])
-def test_large_pages_are_read_and_checked_by_two_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_bytes: int, readers: int
+@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize(("page_bytes", "readers"), [(256 * KIB, 1), (1024 * KIB, ALL)])
+def test_large_pages_are_read_and_checked_by_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_bytes: int, readers: int, threads: int
 ) -> None:
+    monkeypatch.setattr(backend_module, "THREADS", threads)
     with Store(opened(tmp_path), name="lmdb") as store:
         wrote: set[int] = set()
         make, check = store_module.make_header, store_module.check_page
@@ -43,7 +46,7 @@ def test_large_pages_are_read_and_checked_by_two_threads(
         monkeypatch.setattr(store_module, "make_header", making)
         assert all(store.batch_set(namespace_of(page_bytes), KEYS, pages_of(page_bytes)))
         assert wrote == {threading.get_ident()}
-        meeting = Meeting(readers)
+        meeting = Meeting(readers or threads)
 
         def checking(*given: Any) -> None:
             meeting.come()
@@ -51,7 +54,7 @@ def test_large_pages_are_read_and_checked_by_two_threads(
 
         monkeypatch.setattr(store_module, "check_page", checking)
         assert read(store, page_bytes)
-        assert len(meeting.threads) == readers
+        assert len(meeting.threads) == meeting.expected
 
 
 def test_a_forked_child_reads_with_threads_of_its_own(tmp_path: Path) -> None:
