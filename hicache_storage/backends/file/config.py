@@ -36,7 +36,8 @@ class FileConfig:
     io_threads: int | None = option(
         None,
         doc="Threads that serve one batch, the caller's among them; more help on cold disks. "
-        "None: 2 to write pages of 64 KiB and more and to read those of 256 KiB, else 1.",
+        "None: 1 to write pages below 64 KiB and to read those below 256 KiB, else 2, or 4 from "
+        "8 cores on.",
     )
     recency_s: float = option(
         60.0, unit="seconds", doc="How stale a page's recorded last use may be; 0: exact."
