@@ -169,8 +169,9 @@ class Pages:
         def ask(verb: str) -> None:
             with _calls_of(a_call):
                 for part, stream in zip(parts[verb], itertools.cycle(used), strict=False):
-                    handles = itertools.repeat(stream.cuda_stream)
-                    copy_engine.copy([part], handles, to_device=verb == "load", batched=True)
+                    copy_engine.copy(
+                        [part], stream.cuda_stream, to_device=verb == "load", batched=True
+                    )
 
         return self._move(ask, streams)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ import numpy.typing as npt
 from .row_copies import RowCopies
 
 _BATCH = 256
-"""Copies a call. The driver spreads the calls over its engines: measured on an H200 with pieces of
-128 KiB, 54 GB/s with 64 a call and 45 GB/s with 8192."""
+"""Copies a call: with pieces of 128 KiB 54.0 GB/s on an H200, 53.5 with 64 a call, which takes the
+caller a tenth longer, and 45 with 8192."""
 _SOURCE_IN_STREAM_ORDER = 1
 _POINTER = 1
 _HOST, _DEVICE = 1, 2
@@ -79,28 +79,25 @@ class _Copy2D(ctypes.Structure):
     )
 
 
-def copy(
-    copies: Sequence[RowCopies], streams: Iterator[int], *, to_device: bool, batched: bool
-) -> None:
-    """Asks for all copies, each call on the next of the streams with these handles, none of which
-    is the default one. Never waits for the device, unless host memory isn't pinned. Raises
-    RuntimeError if CUDA refuses.
+def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: bool) -> None:
+    """Asks for all copies on the stream with this handle, which isn't the default one. Never waits
+    for the device, unless host memory isn't pinned. Raises RuntimeError if CUDA refuses.
 
     `batched` needs pinned host memory. The copies may happen in any order.
     """
     if not batched or not _has("cuMemcpyBatchAsync"):
         for piece in copies:
-            _one_by_one(piece, next(streams), to_device)
+            _one_by_one(piece, stream, to_device)
         return
     single = [piece for piece in copies if piece.height == 1]
     if single:
-        _batches(single, streams)
+        _batches(single, stream)
     for piece in copies:
         if piece.height > 1:
-            _batches_of_rows(piece, streams)
+            _batches_of_rows(piece, stream)
 
 
-def _batches(pieces: Sequence[RowCopies], streams: Iterator[int]) -> None:
+def _batches(pieces: Sequence[RowCopies], stream: int) -> None:
     sources, targets, sizes = (
         np.concatenate(arrays)
         for arrays in zip(
@@ -121,7 +118,7 @@ def _batches(pieces: Sequence[RowCopies], streams: Iterator[int]) -> None:
             first,
             ctypes.c_size_t(1),
             *failed,
-            ctypes.c_void_p(next(streams)),
+            ctypes.c_void_p(stream),
         )
 
 
@@ -129,7 +126,7 @@ def _widths(piece: RowCopies) -> npt.NDArray[np.uint64]:
     return np.full(len(piece.source), piece.width, dtype=np.uint64)
 
 
-def _batches_of_rows(piece: RowCopies, streams: Iterator[int]) -> None:
+def _batches_of_rows(piece: RowCopies, stream: int) -> None:
     operations = np.zeros(len(piece.source), dtype=_OPERATION)
     for end, address, pitch in (
         ("source_", piece.source, piece.source_pitch),
@@ -149,7 +146,7 @@ def _batches_of_rows(piece: RowCopies, streams: Iterator[int]) -> None:
             ctypes.c_void_p(batch.ctypes.data),
             *failed,
             ctypes.c_ulonglong(0),
-            ctypes.c_void_p(next(streams)),
+            ctypes.c_void_p(stream),
         )
 
 

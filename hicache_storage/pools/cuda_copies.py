@@ -56,7 +56,7 @@ def backup(
         )
         for layer in pair.host.layers:
             copies = _of_layer(pair, first, layer, to_device=False)
-            lane.copy(copies, to_device=False, pinned=pair.pinned, in_turn=True)
+            lane.copy(copies, to_device=False, pinned=pair.pinned)
     if "kernel" in by_way:
         with lane.on(lane.link):
             on_device, in_host = lane.upload(device_slots, host_slots)
@@ -69,8 +69,7 @@ def backup(
                     to_pool=False,
                     programs=WRITING_PROGRAMS,
                 )
-    streams = (lane.link, lane.beside) if "direct" in by_way else (lane.link,)
-    return [lane.record(stream) for stream in streams]
+    return [lane.record(lane.link)]
 
 
 def _backup_way(lane: Lane, pair: Routes, run_pages: float, strategy: Strategy) -> Way:
@@ -182,12 +181,9 @@ class _Loading:
     def arrived(self) -> tuple[Any, ...]:
         """The events behind all that has been taken so far."""
         lane = self.lane
-        streams = [lane.link]
-        if self._first_layers:
-            streams.append(lane.beside)
-        if self._on_side is not None:
-            streams.append(lane.side)
-        return tuple(lane.record(stream) for stream in streams)
+        if self._on_side is None:
+            return (lane.record(lane.link),)
+        return lane.record(lane.link), lane.record(lane.side)
 
     def _by_kernel(self, pair: Routes, layers: range) -> None:
         lane = self.lane
@@ -209,7 +205,7 @@ class _Loading:
             for layer in layers
             for copy in _of_layer(pair, self._first_layers[pair], layer, to_device=True)
         ]
-        self.lane.copy(copies, to_device=True, pinned=pair.pinned, in_turn=True)
+        self.lane.copy(copies, to_device=True, pinned=pair.pinned)
 
     def _staged(self, pair: Routes, layers: range) -> None:
         lane = self.lane

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -38,17 +37,16 @@ class Half:
 
 
 class Lane:
-    """What the copies of one direction run on: `link` for what crosses the link, `beside` for every
-    other call of many copies, `side` for what gathers or scatters rows on the device meanwhile.
+    """What the copies of one direction run on: `link` for what crosses the link, `side` for what
+    gathers or scatters rows on the device meanwhile.
 
-    The streams go before others on the device, so that their few programs aren't left waiting
-    behind the model's. Hold `lock` while copies are asked for: they may come from any thread.
+    Both streams go before others on the device, so that their few programs aren't left waiting
+    behind the model's. A second stream for the link adds nothing. Hold `lock` while copies are
+    asked for: they may come from any thread.
     """
 
     staged_bytes = STAGED_BYTES
     link: Any
-    beside: Any
-    """While the copies of one call end, those of the next begin here."""
     side: Any
     mover: Mover
     processors: int
@@ -61,22 +59,18 @@ class Lane:
         self._halves = (Half(), Half())
         self._turn = 0
         self._positions: Tensor | None = None
-        self._apart = False
-        """Whether `beside` may be ahead of `link`, or behind."""
         self._start()
 
     def _start(self) -> None:
-        self.link, self.beside, self.side = (
-            torch.cuda.Stream(self.device, priority=-1) for _ in range(3)
-        )
-        self._in_turn = itertools.cycle((self.link.cuda_stream, self.beside.cuda_stream))
+        self.link = torch.cuda.Stream(self.device, priority=-1)
+        self.side = torch.cuda.Stream(self.device, priority=-1)
         self.mover = cuda_mover()
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
 
     @property
     def streams(self) -> tuple[Any, ...]:
-        """All of them."""
-        return self.link, self.beside, self.side
+        """Both of them."""
+        return self.link, self.side
 
     def begin(self, events: Sequence[Any] = ()) -> None:
         """Has what follows wait for what the current stream has been given, and for `events`.
@@ -91,15 +85,6 @@ class Lane:
         for event in (given, *events):
             for stream in self.streams:
                 self.wait(stream, event)
-        self._join()
-
-    def _join(self) -> None:
-        """Keeps the calls in order: what one copied the next may copy over."""
-        if self._apart:
-            on_link, on_beside = self.record(self.link), self.record(self.beside)
-            self.wait(self.link, on_beside)
-            self.wait(self.beside, on_link)
-            self._apart = False
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """Makes `stream` the current one."""
@@ -149,14 +134,10 @@ class Lane:
         memory.record_stream(self.link)
         return memory
 
-    def copy(
-        self, copies: Sequence[RowCopies], *, to_device: bool, pinned: bool, in_turn: bool = False
-    ) -> None:
-        """Copies between host and device on `link`, or on `link` and `beside` in turn."""
-        self._apart |= in_turn
-        streams = self._in_turn if in_turn else itertools.repeat(self.link.cuda_stream)
+    def copy(self, copies: Sequence[RowCopies], *, to_device: bool, pinned: bool) -> None:
+        """Copies between host and device on `link`."""
         with torch.cuda.device(self.device):
-            copy_engine.copy(copies, streams, to_device=to_device, batched=pinned)
+            copy_engine.copy(copies, self.link.cuda_stream, to_device=to_device, batched=pinned)
 
 
 @functools.lru_cache(maxsize=32)

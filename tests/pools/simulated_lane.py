@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
-import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -59,8 +57,7 @@ class SimulatedLane(Lane):
         self.staged_bytes = staged_bytes
 
     def _start(self) -> None:
-        self.link, self.beside, self.side = Stream(), Stream(), Stream()
-        self._in_turn = itertools.cycle((self.link, self.beside))
+        self.link, self.side = Stream(), Stream()
         self.current = self.link
         self.mover = _HeldMover(self, self._kernels)
         self.processors = 1
@@ -78,7 +75,6 @@ class SimulatedLane(Lane):
         for event in events:
             for stream in self.streams:
                 self.wait(stream, event)
-        self._join()
 
     @contextlib.contextmanager
     def on(self, stream: Any) -> Iterator[None]:
@@ -108,13 +104,9 @@ class SimulatedLane(Lane):
     def allocate(self, size_bytes: int) -> torch.Tensor:
         return torch.full((size_bytes,), POISON, dtype=torch.uint8)
 
-    def copy(
-        self, copies: Sequence[RowCopies], *, to_device: bool, pinned: bool, in_turn: bool = False
-    ) -> None:
-        self._apart |= in_turn
-        for piece in copies:
-            stream = next(self._in_turn) if in_turn else self.link
-            stream.work.append(functools.partial(copy_rows, [piece]))
+    def copy(self, copies: Sequence[RowCopies], *, to_device: bool, pinned: bool) -> None:
+        copies = [piece._replace() for piece in copies]
+        self.link.work.append(lambda: copy_rows(copies))
 
 
 class _HeldMover(TorchMover):
