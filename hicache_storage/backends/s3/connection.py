@@ -6,6 +6,7 @@ Every read and write returns None where it would have to wait; `wants` then says
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import select
@@ -21,6 +22,15 @@ MOST_SPANS = 256
 
 Waits = Generator[int, int, None]
 """Yields what to wait for (READ, WRITE or both) and is sent what has come."""
+
+_libc = ctypes.PyDLL(None, use_errno=True)
+"""Its calls keep the interpreter lock. Python's own give it up, and beside a busy thread it takes
+longer to get it back than to send or to receive a head."""
+_libc.send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_libc.recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.send.restype = _libc.recv.restype = ctypes.c_ssize_t
+_AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
+_NOT_NOW = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR)
 
 
 class Address(NamedTuple):
@@ -41,15 +51,12 @@ class Connection:
         self.wants = WRITE
         self.answers = 0
         """Responses received; above 0 for a connection that was used before."""
-        self.inbox = bytearray(HEAD_BYTES)
-        self.inbox_view = memoryview(self.inbox)
         self.inbox_bytes = 0
+        self._lay_inbox(bytearray(HEAD_BYTES))
         self._socket = socket.socket(address.family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._idle = select.poll()
-        self._idle.register(self._socket, READ)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -65,7 +72,10 @@ class Connection:
 
     def write(self, parts: Sequence[memoryview | bytes]) -> int | None:
         """Sends from the start of `parts` what goes without waiting; the number of bytes."""
+        head = parts[0]
         try:
+            if len(parts) == 1 and type(head) is bytes:
+                return _done(_libc.send(self.fileno(), head, len(head), _AT_ONCE))
             return self._socket.sendmsg(parts)
         except (BlockingIOError, InterruptedError):
             self.wants = WRITE
@@ -86,10 +96,24 @@ class Connection:
         if self.inbox_bytes == len(self.inbox):
             larger = bytearray(2 * len(self.inbox))
             larger[: self.inbox_bytes] = self.inbox
-            self.inbox, self.inbox_view = larger, memoryview(larger)
-        received = self.read((self.inbox_view[self.inbox_bytes :],))
+            self._lay_inbox(larger)
+        received = self._receive()
         self.inbox_bytes += received or 0
         return received
+
+    def _receive(self) -> int | None:
+        try:
+            room = len(self.inbox) - self.inbox_bytes
+            place = self._inbox_place + self.inbox_bytes
+            return _done(_libc.recv(self.fileno(), place, room, _AT_ONCE))
+        except (BlockingIOError, InterruptedError):
+            self.wants = READ
+            return None
+
+    def _lay_inbox(self, inbox: bytearray) -> None:
+        self.inbox, self.inbox_view = inbox, memoryview(inbox)
+        # The view keeps it from being laid elsewhere.
+        self._inbox_place = ctypes.addressof(ctypes.c_char.from_buffer(inbox))
 
     def take(self, count: int) -> None:
         """Drops the first `count` bytes of the inbox."""
@@ -99,7 +123,13 @@ class Connection:
 
     def is_quiet(self) -> bool:
         """Whether nothing has come in: neither the end of the stream nor stray bytes."""
-        return self.inbox_bytes == 0 and not self._idle.poll(0)
+        if self.inbox_bytes:
+            return False
+        flags = _AT_ONCE | socket.MSG_PEEK
+        return (
+            _libc.recv(self.fileno(), self._inbox_place, 1, flags) < 0
+            and ctypes.get_errno() in _NOT_NOW
+        )
 
     def close(self) -> None:
         """Closes the socket, also while a response is under way."""
@@ -109,6 +139,14 @@ class Connection:
         """Ends the stream, so that whoever waits for it wakes. From any thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _done(count: int) -> int:
+    """What a call of the system gave; raises its OSError."""
+    if count < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return count
 
 
 class TlsConnection(Connection):
@@ -157,6 +195,9 @@ class TlsConnection(Connection):
         except ssl.SSLWantReadError:
             self.wants = READ
         return None
+
+    def _receive(self) -> int | None:
+        return self.read((self.inbox_view[self.inbox_bytes :],))
 
     def read(self, spans: Sequence[memoryview]) -> int | None:
         total = 0
