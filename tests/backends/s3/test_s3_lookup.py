@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,8 +22,9 @@ from backends.s3.misbehaving_server import (
 from backends.s3.rig import KEYS, NAMESPACE, PAGE_BYTES, Opened, page
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from s3_servers import Server
 
-from hicache_storage import BackendTimeout, BackendUnavailable
+from hicache_storage import BackendTimeout, BackendUnavailable, open_store
 from hicache_storage.backends.s3 import doubts
 
 Open = Callable[..., Opened]
@@ -227,3 +229,37 @@ def test_a_rewritten_page_is_trusted_again(server: MisbehavingServer, opened: Op
     assert store.get([0]) == [False]
     assert store.store.batch_set(NAMESPACE, [KEYS[0]], [page(0)]) == [True]
     assert store.exists([0]) == 1
+
+
+@pytest.mark.servers
+def test_a_busy_thread_of_the_process_is_waited_for_seldom(seaweedfs: Server) -> None:
+    """An LLM server's scheduler polls in the same interpreter. Whoever gives its lock up waits for
+    the switch interval here, so that a wait for every page would take PAGES intervals."""
+    pages, interval_s = 16, 0.05
+    numbers = list(range(pages))
+    with open_store(seaweedfs.store_url()) as store:
+        opened = Opened(store)
+        opened.fill(pages)
+        took: dict[str, float] = {}
+
+        def work() -> None:
+            calls = {"lookup": lambda: opened.exists(numbers), "read": lambda: opened.get(numbers)}
+            for name, call in calls.items():
+                for _ in range(3):
+                    started = time.perf_counter()
+                    assert call() in (pages, [True] * pages)
+                    seconds = time.perf_counter() - started
+                    took[name] = min(seconds, took.get(name, seconds))
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(interval_s)
+        try:
+            worker = threading.Thread(target=work)
+            worker.start()
+            while worker.is_alive():
+                pass
+        finally:
+            sys.setswitchinterval(before)
+        worker.join()
+    assert took
+    assert all(seconds < pages * interval_s / 2 for seconds in took.values()), took
