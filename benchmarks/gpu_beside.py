@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import itertools
+import random
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -76,13 +78,16 @@ class Products:
         rounds: int,
         **about: Any,
     ) -> None:
-        """Rows for these copies, in turns. The loss counts for the time that the copies took."""
+        """Rows for these copies, each round in another order, since the device's clock depends on
+        what came before. The loss counts for the time that the copies took."""
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in copies}
+        shuffled = random.Random(1)
         with no_collection():
-            for turn, (name, work) in itertools.product(range(rounds + 1), copies.items()):
-                measured = self.beside(work)
-                if turn:
-                    found[name].append(measured)
+            for turn in range(rounds + 1):
+                for name in shuffled.sample(list(copies), len(copies)):
+                    measured = self.beside(copies[name])
+                    if turn:
+                        found[name].append(measured)
         for name, rows in found.items():
             losses = sorted(
                 100 * (beside - alone) / min(took, beside) for alone, beside, took in rows
@@ -121,7 +126,7 @@ def interference(results: Results, quick: bool) -> None:
             f"{verb}, {strategy}": _twice(pools, slots, strategy, verb)
             for strategy, verb in itertools.product(STRATEGIES, ("backup", "load"))
         }
-        products.measure(results, copies, size, 5, layout=layout)
+        products.measure(results, copies, size, 9, layout=layout)
 
 
 def _twice(pools: PairedPools, slots: Slots, strategy: Any, verb: str) -> Copies:
@@ -137,8 +142,8 @@ def _twice(pools: PairedPools, slots: Slots, strategy: Any, verb: str) -> Copies
 
 
 def restore(results: Results, quick: bool) -> None:
-    """Pages from a file store and an lmdb store to the host, and to the device: storage fills some
-    while others cross the link."""
+    """Pages from a file store and an lmdb store to the host, and to the device: a thread reads some
+    while others cross the link, as HiCache has it."""
     layouts: tuple[Layout, ...] = ("page_first",) if quick else ("layer_first", "page_first")
     pool = device_pool(SHAPES["MHA 32 layers"])
     for name, layout in itertools.product(("file", "lmdb"), layouts):
@@ -198,14 +203,19 @@ def _read(
     pairs: Any, pools: PairedPools, hashes: list[str], slots: torch.Tensor, to_device: bool
 ) -> float:
     """Seconds until all pages are in the host pool, or on the device."""
+
+    def read(first: int) -> int:
+        some = slice(first, first + AT_A_TIME)
+        found = pairs.batch_get(hashes[some], pools.target_spans(slots[some]), None)
+        assert found.usable_pages == len(hashes[some]), f"{found.usable_pages} pages were read"
+        return first
+
     start, loading = time.perf_counter(), []
-    for first in range(0, len(hashes), AT_A_TIME):
-        some = slots[first : first + AT_A_TIME]
-        spans = pools.target_spans(some)
-        found = pairs.batch_get(hashes[first : first + AT_A_TIME], spans, None)
-        assert found.usable_pages == len(some), f"{found.usable_pages} of {len(some)} pages"
-        if to_device:
-            loading.append(pools.load_back(some, torch.arange(first, first + len(some))))
+    with ThreadPoolExecutor(1) as reader:
+        for first in reader.map(read, range(0, len(hashes), AT_A_TIME)):
+            if to_device:
+                some = slots[first : first + AT_A_TIME]
+                loading.append(pools.load_back(some, torch.arange(first, first + len(some))))
     for one in loading:
         one.synchronize()
     return time.perf_counter() - start

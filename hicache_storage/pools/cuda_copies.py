@@ -7,6 +7,7 @@ calling thread is some 0.5 us a copy and 20 us a launch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +19,14 @@ from .movers import KernelMover
 from .routes import Route, Routes
 from .row_copies import RowCopies, Runs, runs, view_copies
 from .strategy import Step, Strategy, Way, backup_way, load_steps
+from .stretches import Pages, Stretches
 
 WRITING_PROGRAMS = 2
 """Multiprocessors of a kernel that writes to the host: 2 fill the link, and more of them hold up
 everything else on the device."""
 READING_PROGRAMS = 4
+_FEW = 8
+"""One part in so many of a staging half's pages makes a few."""
 
 
 def backup(
@@ -34,12 +38,12 @@ def backup(
     after: Sequence[Any] = (),
 ) -> list[Any]:
     """Moves pages of every pair to the host, behind the current stream and the events `after`;
-    the events that are done when the bytes have arrived."""
+    the events that are done when the bytes have arrived. The lane's device is the current one."""
     lane.begin(after)
     if len(host_slots) == 0:
         return [lane.record(lane.link)]
     device_slots, host_slots = _by_host(device_slots, host_slots)
-    run_pages = len(host_slots) / (1 + np.count_nonzero(np.diff(host_slots) != 1))
+    run_pages = len(host_slots) / (1 + np.count_nonzero(host_slots[1:] - host_slots[:-1] != 1))
     by_way: dict[Way, list[Routes]] = {}
     for pair in pairs:
         by_way.setdefault(_backup_way(lane, pair, run_pages, strategy), []).append(pair)
@@ -48,15 +52,15 @@ def backup(
     for pair in by_way.get("rows", ()):
         found = runs(host_slots, device_slots)
         for ours, theirs in zip(pair.spaced or (), pair.host.parts, strict=True):
-            copies = view_copies(ours, theirs, device_slots, host_slots, found)
-            lane.copy(copies, to_device=False, pinned=pair.pinned)
+            rows = view_copies(ours, theirs, device_slots, host_slots, found)
+            lane.copy(rows, to_device=False, pinned=pair.pinned)
+    idle = not by_way.keys() & {"staged", "rows"}
     for pair in by_way.get("direct", ()):
-        first = _first_layer(
-            pair, device_slots, host_slots, runs(host_slots, device_slots), to_device=False
-        )
+        pages = _stretches(pair).of(device_slots, host_slots, runs(host_slots, device_slots))
         for layer in pair.host.layers:
-            copies = _of_layer(pair, first, layer, to_device=False)
-            lane.copy(copies, to_device=False, pinned=pair.pinned)
+            copies = pages.copies(layer, to_device=False)
+            lane.copy_stretches(copies, to_device=False, pinned=pair.pinned, idle=idle)
+            idle = False
     if "kernel" in by_way:
         with lane.on(lane.link):
             on_device, in_host = lane.upload(device_slots, host_slots)
@@ -79,7 +83,7 @@ def _backup_way(lane: Lane, pair: Routes, run_pages: float, strategy: Strategy) 
         run_pages,
         strategy,
         kernels=_kernels(lane, pair),
-        dense=pair.dense,
+        dense=pair.stretches is not None,
         spaced=pair.spaced is not None,
     )
 
@@ -92,8 +96,8 @@ def _backup_staged(
     at_a_time = _pages_at_a_time(lane, sum(page_bytes))
     with lane.on(lane.side):
         (on_device,) = lane.upload(device_slots)
-    for start in range(0, len(host_slots), at_a_time):
-        slots = host_slots[start : start + at_a_time]
+    for some in _pieces(len(host_slots), at_a_time, few_last=False):
+        slots = host_slots[some]
         half, memory = lane.half(at_a_time * sum(page_bytes))
         lane.wait(lane.side, half.free)
         copies: list[RowCopies] = []
@@ -103,7 +107,7 @@ def _backup_staged(
                 memory = memory[at_a_time * size :]
                 lane.mover.move(
                     area,
-                    on_device[start : start + at_a_time],
+                    on_device[some],
                     lane.positions(len(slots)),
                     area.layers,
                     to_pool=False,
@@ -124,7 +128,8 @@ def load_back(
     after: Sequence[Any] = (),
 ) -> list[tuple[Any, ...]]:
     """Moves pages of every pair to the device, layer by layer; for each layer the events that are
-    done when it has arrived. The last layer's are done when all have."""
+    done when it has arrived. The last layer's are done when all have. The lane's device is the
+    current one."""
     lane.begin(after)
     loading = _Loading(lane, *_by_host(device_slots, host_slots))
     plans = [loading.plan(pair, strategy) for pair in pairs]
@@ -155,7 +160,8 @@ class _Loading:
         self.runs = runs(host_slots, device_slots)
         self._on_link: Any = None
         self._on_side: Any = None
-        self._first_layers: dict[Routes, list[list[RowCopies]]] = {}
+        self._pages: dict[Routes, Pages] = {}
+        self._idle = True
 
     def plan(self, pair: Routes, strategy: Strategy) -> list[Step]:
         if len(self.host_slots) == 0:
@@ -167,7 +173,7 @@ class _Loading:
             len(self.host_slots) / len(self.runs.start),
             strategy,
             kernels=_kernels(self.lane, pair),
-            dense=pair.dense,
+            dense=pair.stretches is not None,
         )
 
     def take(self, pair: Routes, step: Step) -> None:
@@ -177,6 +183,7 @@ class _Loading:
             self._direct(pair, step.layers)
         else:
             self._staged(pair, step.layers)
+        self._idle = False
 
     def arrived(self) -> tuple[Any, ...]:
         """The events behind all that has been taken so far."""
@@ -196,16 +203,13 @@ class _Loading:
             )
 
     def _direct(self, pair: Routes, layers: range) -> None:
-        if pair not in self._first_layers:
-            self._first_layers[pair] = _first_layer(
-                pair, self.device_slots, self.host_slots, self.runs, to_device=True
+        if pair not in self._pages:
+            self._pages[pair] = _stretches(pair).of(self.device_slots, self.host_slots, self.runs)
+        for layer in layers:
+            copies = self._pages[pair].copies(layer, to_device=True)
+            self.lane.copy_stretches(
+                copies, to_device=True, pinned=pair.pinned, idle=self._idle and layer == layers[0]
             )
-        copies = [
-            copy
-            for layer in layers
-            for copy in _of_layer(pair, self._first_layers[pair], layer, to_device=True)
-        ]
-        self.lane.copy(copies, to_device=True, pinned=pair.pinned)
 
     def _staged(self, pair: Routes, layers: range) -> None:
         lane = self.lane
@@ -214,8 +218,8 @@ class _Loading:
                 (self._on_side,) = lane.upload(self.device_slots)
         page_bytes = pair.staged_bytes(layers)
         at_a_time = _pages_at_a_time(lane, page_bytes)
-        for start in range(0, len(self.host_slots), at_a_time):
-            slots = self.host_slots[start : start + at_a_time]
+        for some in _pieces(len(self.host_slots), at_a_time, few_last=True):
+            slots = self.host_slots[some]
             half, memory = lane.half(at_a_time * page_bytes)
             area = pair.staged(memory, layers, at_a_time)
             lane.wait(lane.link, half.free)
@@ -228,7 +232,7 @@ class _Loading:
             with lane.on(lane.side):
                 lane.mover.move(
                     area,
-                    self._on_side[start : start + at_a_time],
+                    self._on_side[some],
                     lane.positions(len(slots)),
                     layers,
                     to_pool=True,
@@ -237,27 +241,11 @@ class _Loading:
             half.free = lane.record(lane.side)
 
 
-def _first_layer(
-    pair: Routes, device_slots: Slots, host_slots: Slots, found: Runs, *, to_device: bool
-) -> list[list[RowCopies]]:
-    """By part, the copies of the first layer's pages; those of other layers follow from them."""
-    return [
-        view_copies(in_host, on_device, host_slots, device_slots, found, rows=False)
-        if to_device
-        else view_copies(on_device, in_host, device_slots, host_slots, found, rows=False)
-        for on_device, in_host in pair.host.ends(0)
-    ]
-
-
-def _of_layer(
-    pair: Routes, first: Sequence[Sequence[RowCopies]], layer: int, *, to_device: bool
-) -> list[RowCopies]:
-    """A layer's copies, as those of the first one further on in memory."""
-    return [
-        piece.shifted(in_host, on_device) if to_device else piece.shifted(on_device, in_host)
-        for pieces, (on_device, in_host) in zip(first, pair.shifts[layer], strict=True)
-        for piece in pieces
-    ]
+def _stretches(pair: Routes) -> Stretches:
+    """Of a pair whose pages go direct."""
+    if pair.stretches is None:
+        raise AssertionError("only stretches go direct")
+    return pair.stretches
 
 
 def _part_copies(
@@ -286,6 +274,16 @@ def _kernels(lane: Lane, pair: Routes) -> bool:
     return lane.mover.reaches_host and pair.pinned
 
 
+def _pieces(count: int, at_a_time: int, *, few_last: bool) -> list[slice]:
+    """`count` pages, so many at a time but for a few: the first ones, for which the link waits, or
+    the last ones, for which the device does."""
+    few = max(1, at_a_time // _FEW)
+    bounds = [0, *range(few, count, at_a_time), count]
+    if few_last:
+        bounds = [count - bound for bound in reversed(bounds)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+
 def _pages_at_a_time(lane: Lane, page_bytes: int) -> int:
     return max(1, lane.staged_bytes // page_bytes)
 
@@ -297,7 +295,13 @@ def prepare(pair: Routes, lane: Lane, *, to_pool: bool, strategy: Strategy) -> N
     kernels = _kernels(lane, pair)
     plans = [
         load_steps(
-            pair.geometry, pair.layout, pages, 1.0, strategy, kernels=kernels, dense=pair.dense
+            pair.geometry,
+            pair.layout,
+            pages,
+            1.0,
+            strategy,
+            kernels=kernels,
+            dense=pair.stretches is not None,
         )
         for pages in (1, 1 << 20)
     ]

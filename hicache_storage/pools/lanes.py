@@ -17,6 +17,7 @@ from . import copy_engine
 from .indices import Slots
 from .movers import Mover, cuda_mover
 from .row_copies import RowCopies
+from .stretches import Copies
 
 STAGED_BYTES = (128 << 20) + (1 << 20)
 """Device memory of a staging half: 128 MiB of pages. A lane has two, and makes them when it first
@@ -41,8 +42,8 @@ class Lane:
     gathers or scatters rows on the device meanwhile.
 
     Both streams go before others on the device, so that their few programs aren't left waiting
-    behind the model's. A second stream for the link adds nothing. Hold `lock` while copies are
-    asked for: they may come from any thread.
+    behind the model's. A second stream for the link adds nothing. While copies are asked for, hold
+    `lock`, since they may come from any thread, and make the device the current one.
     """
 
     staged_bytes = STAGED_BYTES
@@ -75,12 +76,11 @@ class Lane:
     def begin(self, events: Sequence[Any] = ()) -> None:
         """Has what follows wait for what the current stream has been given, and for `events`.
         Raises ConfigError while that stream is captured."""
-        with torch.cuda.device(self.device):
-            if torch.cuda.is_current_stream_capturing():
-                raise ConfigError(
-                    "pages can't be moved while the current stream is captured into a CUDA graph: "
-                    "ask for copies before the graph is captured or replayed"
-                )
+        if torch.cuda.is_current_stream_capturing():
+            raise ConfigError(
+                "pages can't be moved while the current stream is captured into a CUDA graph: "
+                "ask for copies before the graph is captured or replayed"
+            )
         given = self.record(torch.cuda.current_stream(self.device))
         for event in (given, *events):
             for stream in self.streams:
@@ -136,8 +136,15 @@ class Lane:
 
     def copy(self, copies: Sequence[RowCopies], *, to_device: bool, pinned: bool) -> None:
         """Copies between host and device on `link`."""
-        with torch.cuda.device(self.device):
-            copy_engine.copy(copies, self.link.cuda_stream, to_device=to_device, batched=pinned)
+        copy_engine.copy(copies, self.link.cuda_stream, to_device=to_device, batched=pinned)
+
+    def copy_stretches(
+        self, copies: Copies, *, to_device: bool, pinned: bool, idle: bool = False
+    ) -> None:
+        """The same, of stretches. `idle`: nothing was copied before by the same call."""
+        copy_engine.copy_stretches(
+            copies, self.link.cuda_stream, to_device=to_device, batched=pinned, idle=idle
+        )
 
 
 @functools.lru_cache(maxsize=32)

@@ -18,6 +18,7 @@ from torch import Tensor
 from . import layouts
 from .device import DevicePool
 from .host import HostPool
+from .stretches import stretches
 
 _ALIGNMENT = 256
 _KEPT = 256
@@ -55,22 +56,8 @@ class Routes:
         self.host = Route(pool, parts, range(self.geometry.layers))
         self._staged: dict[tuple[int, range, int], Route] = {}
         ends = [self.host.ends(layer) for layer in self.host.layers]
-        self.dense = all(end[0].is_contiguous() for parts in ends for part in parts for end in part)
-        self.dense &= all(
-            [tuple(end.stride() for end in part) for part in parts]
-            == [tuple(end.stride() for end in part) for part in ends[0]]
-            for parts in ends
-        )
-        """Whether a page of one layer is one stretch at both ends, and lies alike in all layers."""
-        self.shifts = [
-            [
-                tuple(end.data_ptr() - first.data_ptr() for end, first in zip(*both, strict=True))
-                for both in zip(parts, ends[0], strict=True)
-            ]
-            for parts in ends
-        ]
-        """By layer and part: bytes from where the first layer is, on the device and in the host
-        pool."""
+        self.stretches = stretches(ends)
+        """Where pages of one layer are, if each is one stretch at both ends; else None."""
         self.spaced = _spaced(pool)
         """The pool's parts as views (P, L, S, H, B) if their layers lie in one allocation at equal
         distances, else None."""

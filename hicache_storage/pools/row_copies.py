@@ -19,7 +19,6 @@ from .indices import Slots
 
 _LONGEST_PITCH = 2**31 - 1
 """Bytes from row to row that CUDA's two-dimensional copies take at most."""
-_ADDRESSES = 1 << 64
 
 
 class RowCopies(NamedTuple):
@@ -34,13 +33,6 @@ class RowCopies(NamedTuple):
     """Bytes from row to row; of no meaning with one row."""
     target_pitch: int
 
-    def shifted(self, source_bytes: int, target_bytes: int) -> RowCopies:
-        """The same copies, that much further on in memory."""
-        return self._replace(
-            source=self.source + np.uint64(source_bytes % _ADDRESSES),
-            target=self.target + np.uint64(target_bytes % _ADDRESSES),
-        )
-
 
 class Runs(NamedTuple):
     """Pages that follow each other at both ends: run i is `length[i]` pages from `start[i]` of the
@@ -52,9 +44,13 @@ class Runs(NamedTuple):
 
 def runs(source: Slots, target: Slots) -> Runs:
     """The longest runs of two slot lists of one length, at least one page each."""
-    breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
-    start = np.concatenate(([0], breaks)) if len(source) else breaks
-    return Runs(start, np.diff(np.append(start, len(source))))
+    if len(source) == 0:
+        return Runs(source, source)
+    follows = (source[1:] - source[:-1] == 1) & (target[1:] - target[:-1] == 1)
+    breaks = np.nonzero(~follows)[0] + 1
+    bounds = np.empty(len(breaks) + 2, dtype=np.int64)
+    bounds[0], bounds[1:-1], bounds[-1] = 0, breaks, len(source)
+    return Runs(bounds[:-1], bounds[1:] - bounds[:-1])
 
 
 def view_copies(
@@ -63,20 +59,17 @@ def view_copies(
     source_slots: Slots,
     target_slots: Slots,
     found: Runs,
-    *,
-    rows: bool = True,
 ) -> list[RowCopies]:
     """The copies that bring the pages `source_slots` of `source` to `target_slots` of `target`.
 
-    Both are uint8 views; `found` are the runs of the two lists. Without `rows` every row is a copy
-    of its own: more of them to ask for, but load-backs of long rows are a quarter faster so.
+    Both are uint8 views; `found` are the runs of the two lists.
     """
     result = []
     from_pages = _addresses(source, source_slots[found.start])
     to_pages = _addresses(target, target_slots[found.start])
     for length in np.unique(found.length).tolist():
         shape = (length, *source.shape[1:])
-        piece = _piece(shape, tuple(source.stride()), tuple(target.stride()), rows)
+        piece = _piece(shape, tuple(source.stride()), tuple(target.stride()))
         chosen = found.length == length
         from_offsets, to_offsets = piece.offsets
         result.append(
@@ -102,13 +95,11 @@ class _Piece(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _piece(
-    shape: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...], rows: bool
-) -> _Piece:
+def _piece(shape: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]) -> _Piece:
     """The fewest copies that move `shape` bytes between these steps in bytes."""
     width, steps = _collapse(shape, source, target)
     height, source_pitch, target_pitch = 1, width, width
-    if rows and steps and max(steps[-1][1:]) <= _LONGEST_PITCH and min(steps[-1][1:]) >= width:
+    if steps and max(steps[-1][1:]) <= _LONGEST_PITCH and min(steps[-1][1:]) >= width:
         height, source_pitch, target_pitch = steps.pop()
     outer = list(itertools.product(*(range(count) for count, _, _ in steps)))
     offsets = [

@@ -113,7 +113,7 @@ def backup(
             _backup_cpu(device, host, source, destination)
         return Transfer(pools)
     used = lane or shared_lane(device_pool.device, "out")
-    with used.lock:
+    with used.lock, torch.cuda.device(used.device):
         events = cuda_copies.backup(_ways(pools), source, destination, used, strategy, after)
     if lane is None:
         _hold_current_stream(device_pool, events)
@@ -144,7 +144,7 @@ def load_back(
             _load_cpu(device, host, source, destination)
         return LayerEvents(pools, layers)
     used = lane or shared_lane(device_pool.device, "back")
-    with used.lock:
+    with used.lock, torch.cuda.device(used.device):
         events = cuda_copies.load_back(_ways(pools), source, destination, used, strategy, after)
     loading = LayerEvents(pools, layers, events)
     if lane is None:

@@ -18,6 +18,7 @@ from hicache_storage.pools.lanes import Lane
 from hicache_storage.pools.movers import TorchMover
 from hicache_storage.pools.routes import Route
 from hicache_storage.pools.row_copies import RowCopies
+from hicache_storage.pools.stretches import Copies
 
 
 class Event:
@@ -108,6 +109,12 @@ class SimulatedLane(Lane):
         copies = [piece._replace() for piece in copies]
         self.link.work.append(lambda: copy_rows(copies))
 
+    def copy_stretches(
+        self, copies: Copies, *, to_device: bool, pinned: bool, idle: bool = False
+    ) -> None:
+        held = Copies(*(array.copy() for array in copies))
+        self.link.work.append(lambda: _copy_stretches(held))
+
 
 class _HeldMover(TorchMover):
     """Torch's own operations, when their stream gets to them."""
@@ -146,6 +153,12 @@ def copy_rows(copies: Sequence[RowCopies]) -> None:
                     source + row * piece.source_pitch,
                     piece.width,
                 )
+
+
+def _copy_stretches(copies: Copies) -> None:
+    for source, target, size in zip(*(array.tolist() for array in copies), strict=True):
+        assert size > 0
+        ctypes.memmove(target, source, size)
 
 
 def as_slots(values: Sequence[int]) -> Slots:

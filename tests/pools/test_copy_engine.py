@@ -12,6 +12,7 @@ import torch
 
 from hicache_storage.pools import copy_engine
 from hicache_storage.pools.row_copies import RowCopies
+from hicache_storage.pools.stretches import Copies
 
 STREAM = 77
 
@@ -21,6 +22,8 @@ class Driver:
 
     def __init__(self, version: str) -> None:
         self.calls: list[str] = []
+        self.counts: list[int] = []
+        """Copies of each batch."""
         self.status = 0
         second = version == "second"
         if version in ("first", "second"):
@@ -44,6 +47,7 @@ class Driver:
         text._obj.value = b"invalid argument"
 
     def _batch(self, targets: Any, sources: Any, sizes: Any, count: Any, *rest: Any) -> None:
+        self.counts.append(count.value)
         attributes, first, groups = rest[:3]
         assert len(rest) - 3 == (0 if self.calls[-1].endswith("_v2") else 1)
         assert attributes._obj.order == 1
@@ -115,6 +119,26 @@ def test_every_row_is_copied_and_nothing_beside_it(
     assert not target[:, :, 5].any()
     if batched and hasattr(driver, "cuMemcpyBatchAsync_v2"):
         assert len(driver.calls) == -(-count // 256), "256 copies a call"
+
+
+@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize("batched", [False, True], ids=["pageable", "pinned"])
+@pytest.mark.parametrize("count", [1, 16, 700])
+def test_stretches_of_any_size_are_copied_the_first_few_at_once(
+    driver: Driver, count: int, batched: bool, idle: bool
+) -> None:
+    source = torch.randint(1, 256, (count, 7), dtype=torch.uint8)
+    target = torch.zeros(count, 7, dtype=torch.uint8)
+    sizes = np.arange(count) % 7 + 1
+    ends = [end.data_ptr() + 7 * np.arange(count) for end in (source, target)]
+    copies = Copies(ends[0], ends[1], sizes)
+    copy_engine.copy_stretches(copies, STREAM, to_device=True, batched=batched, idle=idle)
+    for i, size in enumerate(sizes):
+        assert torch.equal(target[i, :size], source[i, :size])
+        assert not target[i, size:].any()
+    if batched and len(driver.counts):
+        first = [16, 32, 64, 128, 256, 204] if idle else [256, 256, 188]
+        assert driver.counts == {1: [1], 16: [16], 700: first}[count]
 
 
 def test_a_refused_copy_is_an_error_that_says_which(driver: Driver) -> None:

@@ -90,30 +90,3 @@ def test_addresses_stay_in_order_for_the_driver() -> None:
     assert piece.source.dtype == piece.target.dtype == np.uint64
     assert piece.source.flags["C_CONTIGUOUS"]
     assert piece.target.flags["C_CONTIGUOUS"]
-
-
-@given(views(), st.integers(0, 3), st.integers(0, 3))
-def test_shifted_copies_are_those_of_views_that_lie_further_on(
-    found: tuple[torch.Tensor, torch.Tensor, list[int], list[int]], first: int, second: int
-) -> None:
-    """A layer's copies are another's, moved: forwards and backwards."""
-    source, target, from_slots, to_slots = found
-    both = []
-    for view in (source, target):
-        layers = torch.zeros((4, *storage_bytes(view).shape), dtype=torch.uint8)
-        both.append(
-            [
-                layer.as_strided(view.shape, view.stride(), layer.storage_offset())
-                for layer in layers
-            ]
-        )
-    lists = as_slots(from_slots), as_slots(to_slots)
-    pages = runs(*lists)
-    here = view_copies(both[0][first], both[1][first], *lists, pages)
-    there = view_copies(both[0][second], both[1][second], *lists, pages)
-    shifts = [layers[second].data_ptr() - layers[first].data_ptr() for layers in both]
-    for before, after in zip(here, there, strict=True):
-        moved = before.shifted(*shifts)
-        assert np.array_equal(moved.source, after.source)
-        assert np.array_equal(moved.target, after.target)
-        assert moved[2:] == after[2:]
