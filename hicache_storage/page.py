@@ -34,6 +34,10 @@ _HEADER = struct.Struct("<4sHHQ16s16s16s")
 _MAGIC = b"HKVP"
 _VERSION = 1
 _ZEROS = bytes(1 << 20)
+_HELD_BYTES = 512 << 10
+_PIECE_BYTES = 96 << 10
+"""Of pages up to _HELD_BYTES, what is hashed at a time: for more xxhash gives the interpreter lock
+up, and beside a busy thread it takes longer to get it back than to hash such a page."""
 
 
 class SizedSpans(tuple[memoryview, ...]):
@@ -144,23 +148,31 @@ def key_digest(page_key: str) -> bytes:
 
 def make_header(payload: Sequence[memoryview], namespace_digest: bytes, page_key: str) -> bytes:
     """The header of the page with this payload under this key."""
-    if len(payload) == 1:
-        checksum = xxhash.xxh3_128_digest(payload[0])
-    else:
-        hasher = xxhash.xxh3_128()
-        add = hasher.update
-        for span in payload:
-            add(span)
-        checksum = hasher.digest()
+    length = spans_bytes(payload)
     return _HEADER.pack(
         _MAGIC,
         _VERSION,
         0,
-        spans_bytes(payload),
-        checksum,
+        length,
+        _checksum(payload, length),
         namespace_digest,
         key_digest(page_key),
     )
+
+
+def _checksum(payload: Sequence[memoryview], length: int) -> bytes:
+    """XXH3-128 of the payload."""
+    if len(payload) == 1 and not _PIECE_BYTES < length <= _HELD_BYTES:
+        return xxhash.xxh3_128_digest(payload[0])
+    hasher = xxhash.xxh3_128()
+    add = hasher.update
+    for span in payload:
+        if len(span) <= _PIECE_BYTES or length > _HELD_BYTES:
+            add(span)
+        else:
+            for start in range(0, len(span), _PIECE_BYTES):
+                add(span[start : start + _PIECE_BYTES])
+    return hasher.digest()
 
 
 def announced_bytes(header: bytes) -> int | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hicache_storage import CorruptPage, PageSizeMismatch
 from hicache_storage.page import (
+    _HELD_BYTES,
+    _PIECE_BYTES,
     HEADER_BYTES,
     FlatSpans,
     as_spans,
@@ -37,6 +41,17 @@ def test_header_does_not_depend_on_how_the_payload_is_cut(parts: list[bytes]) ->
     whole = make_header(as_spans(b"".join(parts)), NAMESPACE, KEY)
     assert make_header(as_spans(parts), NAMESPACE, KEY) == whole
     check_page(whole, as_spans(parts), NAMESPACE, KEY)
+
+
+@pytest.mark.parametrize("piece", [0, 1, _PIECE_BYTES - 1, _PIECE_BYTES + 1])
+@pytest.mark.parametrize(
+    "length", [_PIECE_BYTES, _PIECE_BYTES + 1, _HELD_BYTES, _HELD_BYTES + 1, 3 * _HELD_BYTES]
+)
+def test_the_checksum_is_the_payloads_however_it_is_taken(length: int, piece: int) -> None:
+    payload = random.Random(length).randbytes(length)
+    spans = (payload[:piece], payload[piece:]) if piece else (payload,)
+    header = make_header(as_spans(list(spans)), NAMESPACE, KEY)
+    assert header[16:32] == xxhash.xxh3_128_digest(payload)
 
 
 @pytest.mark.parametrize("offset", range(HEADER_BYTES))

@@ -6,9 +6,10 @@ import ctypes
 from collections.abc import Iterable
 from typing import Any
 
-UNLOCKED_BYTES = 128 << 10
+UNLOCKED_BYTES = 256 << 10
 """From this length on, a copy lets other threads run. Assigning to a slice keeps the interpreter
-lock; below this the call that frees it costs more than the copy takes."""
+lock; below this the call that frees it costs more than the copy takes, beside a busy thread much
+more."""
 
 
 class _Buffer(ctypes.Structure):
