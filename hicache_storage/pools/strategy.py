@@ -1,6 +1,6 @@
 """Which way pages take between device and host: the copy engines', or a kernel's.
 
-Copy engines leave the multiprocessors to the model, but take some 0.5 us of the calling thread for
+Copy engines leave the multiprocessors to the model, but take 0.5 to 1 us of the calling thread for
 each stretch of memory, and shorter stretches slow them down. They copy "direct", layer by layer
 between the pools, which keeps what they write close together; as "rows", a page's layers one copy,
 where those follow each other in the host pool; or "staged", through memory on the device, where a

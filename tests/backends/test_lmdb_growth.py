@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
 from backends.lmdb_rig import Child, check_consistency, file_bytes, found, key, opened, store
 
+from hicache_storage import BackendError
 from hicache_storage.backends.lmdb import environment as environment_module
+from hicache_storage.backends.lmdb import opening
 from hicache_storage.backends.lmdb.environment import Environment
 
 MIB = 1 << 20
@@ -304,3 +307,36 @@ def test_the_room_for_a_new_map_is_looked_for_before_the_old_one_is_given_up(
     assert isinstance(handle, lmdb.Environment)
     assert found(backend, range(2)) == [True] * 2
     backend.close()
+
+
+@pytest.mark.parametrize("step", ["open", "trees"])
+@pytest.mark.parametrize("times", [1, 5, 1000])
+def test_an_environment_that_others_enlarge_while_it_is_opened_is_opened_again(
+    tmp_path: Path, step: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened(tmp_path)
+    assert store(first, [1]) == [True]
+    first.close()
+    name = {"open": "_open", "trees": "_trees"}[step]
+    usual = getattr(opening, name)
+    handles, left = [], [times]
+
+    def meets_growth(*arguments: Any) -> Any:
+        handles.extend(one for one in arguments if isinstance(one, lmdb.Environment))
+        if left[0]:
+            left[0] -= 1
+            raise lmdb.MapResizedError("mdb_txn_begin", -30785)
+        return usual(*arguments)
+
+    monkeypatch.setattr(opening, name, meets_growth)
+    if times == 1000:
+        with pytest.raises(BackendError, match="mdb_txn_begin"):
+            opened(tmp_path)
+    else:
+        again = opened(tmp_path)
+        assert found(again, [1]) == [True]
+        again.close()
+    # What was opened in vain is closed: LMDB must not be opened twice in a process.
+    for handle in handles:
+        with pytest.raises(lmdb.Error):
+            handle.info()

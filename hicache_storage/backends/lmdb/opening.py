@@ -17,6 +17,8 @@ from .judging import DATA, LOCK, judge, note_unsynced, setup_lock, sweep
 from .records import FORMAT, FORMAT_KEY, TREES, Trees
 
 logger = logging.getLogger("hicache_storage")
+_TRIES = 20
+"""Of opening an environment whose map others enlarge meanwhile."""
 
 
 def open_environment(path: str, config: LmdbConfig, map_bytes: int) -> tuple[Any, Trees]:
@@ -33,19 +35,10 @@ def open_environment(path: str, config: LmdbConfig, map_bytes: int) -> tuple[Any
         judge(path, config)
         if config.durability == "async" and not config.read_only:
             note_unsynced(path)
-        handle = _open(path, config, map_bytes)
-        try:
-            if not config.read_only:
-                # Slots of processes that were killed; each would keep old pages from being reused.
-                handle.reader_check()
+        for _ in range(_TRIES):
             with suppress(lmdb.MapResizedError):
-                return handle, _trees(handle, config)
-            # Another process wrote beyond our map since the line before.
-            handle.set_mapsize(0)
-            return handle, _trees(handle, config)
-        except BaseException:
-            handle.close()
-            raise
+                return _open_with_trees(path, config, map_bytes)
+        return _open_with_trees(path, config, map_bytes)
 
 
 def check_release(version: str) -> None:
@@ -134,6 +127,19 @@ def _check_format(form: bytes | None, handle: Any) -> None:
             f"backend 'lmdb': {handle.path()} has the layout {form!r}, this release reads "
             f"{FORMAT!r}; give this store a directory of its own"
         )
+
+
+def _open_with_trees(path: str, config: LmdbConfig, map_bytes: int) -> tuple[Any, Trees]:
+    """Raises MapResizedError if another process writes beyond the map while it is made."""
+    handle = _open(path, config, map_bytes)
+    try:
+        if not config.read_only:
+            # Slots of processes that were killed; each would keep old pages from being reused.
+            handle.reader_check()
+        return handle, _trees(handle, config)
+    except BaseException:
+        handle.close()
+        raise
 
 
 def _open(path: str, config: LmdbConfig, map_bytes: int) -> Any:

@@ -241,8 +241,15 @@ def test_a_busy_thread_of_the_process_is_waited_for_seldom(seaweedfs: Server) ->
         opened = Opened(store)
         opened.fill(pages)
         took: dict[str, float] = {}
+        ended: list[bool] = []
 
         def work() -> None:
+            try:
+                measure()
+            finally:
+                ended.append(True)
+
+        def measure() -> None:
             calls = {"lookup": lambda: opened.exists(numbers), "read": lambda: opened.get(numbers)}
             for name, call in calls.items():
                 for _ in range(3):
@@ -256,7 +263,7 @@ def test_a_busy_thread_of_the_process_is_waited_for_seldom(seaweedfs: Server) ->
         try:
             worker = threading.Thread(target=work)
             worker.start()
-            while worker.is_alive():
+            while not ended:
                 pass
         finally:
             sys.setswitchinterval(before)
