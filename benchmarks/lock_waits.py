@@ -84,13 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     print("| page KiB | store | write | lookup | read |\n| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory(prefix="lock-waits-") as folder:
-        urls = {
-            "memory": "memory://",
-            "file": f"file://{folder}/file",
-            "lmdb": f"lmdb://{folder}/lmdb?durability=async",
-            "s3": str(start_seaweedfs().store_url()),
-        }
-
+        urls = {url.partition(":")[0]: url for url in options.urls} or usual(folder)
         ended: list[bool] = []
 
         def work() -> None:
