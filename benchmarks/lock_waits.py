@@ -66,6 +66,7 @@ def measure(store: Store, page_bytes: int, pages: int, rounds: int) -> list[floa
 
 
 def usual(folder: str) -> dict[str, str]:
+    """By name, the URLs of stores that anyone can have."""
     from s3_servers import start_seaweedfs
 
     return {
