@@ -32,6 +32,13 @@ class BackupOperation:
         self._hashes = [node.hash for node in nodes]
         self._slots = [node.host for node in nodes if node.host is not None]
         self._paired = [link.paired and node.draft_on_host for node in nodes]
+        self._prefixes = {
+            chosen[0]: self.nodes[chosen[0]].prefix()
+            for start in range(0, len(self.nodes), BATCH_PAGES)
+            for paired in (True, False)
+            if (chosen := self._chosen(start, paired))
+        }
+        """Of the first page of each write, by its place."""
 
     def step(self) -> bool:
         """Writes one batch; whether another one is left."""
@@ -44,7 +51,7 @@ class BackupOperation:
         drafts = dict(stored)
         try:
             for paired in (True, False):
-                chosen = [i for i in stored if self._paired[i] is paired]
+                chosen = self._chosen(start, paired)
                 if chosen:
                     result = self._write(chosen, paired)
                     stored.update(zip(chosen, result.target, strict=True))
@@ -54,12 +61,18 @@ class BackupOperation:
             self.stored += stored.values()
         return stop < len(self.nodes)
 
+    def _chosen(self, start: int, paired: bool) -> list[int]:
+        """The places of a batch's pages that are written with a draft, or without."""
+        stop = min(start + BATCH_PAGES, len(self.nodes))
+        return [i for i in range(start, stop) if self._paired[i] is paired]
+
     def _write(self, chosen: list[int], paired: bool) -> PairResult:
         slots = as_indices([self._slots[i] for i in chosen])
         return self.link.edge.batch_set(
             [self._hashes[i] for i in chosen],
             self._pools.target_spans(slots),
             self._pools.draft_spans(slots) if paired else None,
+            self._prefixes[chosen[0]],
         )
 
 

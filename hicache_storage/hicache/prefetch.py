@@ -26,14 +26,14 @@ class PrefetchOperation:
         *,
         hashes: Sequence[str],
         anchor: PageNode,
-        first: int,
+        prefix: Sequence[str],
         started_s: float,
     ) -> None:
         self.link = link
         self.hashes = list(hashes)
         self.anchor = anchor
-        self.first = first
-        """Pages of the request before `hashes[0]`."""
+        self.prefix = list(prefix)
+        """Hashes of the request's pages before `hashes[0]`."""
         self.started_s = started_s
         self.stopped = False
         self.fetching = False
@@ -72,7 +72,7 @@ class PrefetchOperation:
 
     def _look_up(self) -> bool:
         batch = self.hashes[self.found : self.found + BATCH_PAGES]
-        count = self.link.edge.exists(batch).usable
+        count = self.link.edge.exists(batch, self._before(self.found)).usable
         self.found += count
         return count == len(batch) and self.found < len(self.hashes)
 
@@ -84,6 +84,7 @@ class PrefetchOperation:
             batch,
             self._pools.target_spans(slots),
             self._pools.draft_spans(slots) if self.link.paired else None,
+            self._before(start),
         )
         run = result.usable_pages
         drafts = [False] * run if result.draft is None else result.draft[:run]
@@ -93,3 +94,6 @@ class PrefetchOperation:
         self.drafts += drafts
         self.loaded = start + run
         return run == len(batch) and self.loaded < len(self.slots)
+
+    def _before(self, position: int) -> list[str]:
+        return self.prefix + self.hashes[:position]

@@ -85,11 +85,13 @@ class PrefetchTable:
             return []
         operation = self._requests.pop(request_id)
         loaded = 0 if operation is None else operation.loaded
-        end = resident if operation is None else max(resident, operation.first + loaded)
+        end = resident if operation is None else max(resident, len(operation.prefix) + loaded)
         end = self._ranks.least(end)
         if operation is None:
             return []
-        nodes = self._add(operation, min(loaded, end - operation.first), operation.link is current)
+        nodes = self._add(
+            operation, min(loaded, end - len(operation.prefix)), operation.link is current
+        )
         self._discard(operation)
         self._stats.published_pages += len(nodes)
         return nodes
@@ -136,7 +138,7 @@ class PrefetchTable:
             self._levels.pools,
             hashes=hashes[first:],
             anchor=resident[-1] if resident else self._tree.root,
-            first=first,
+            prefix=hashes[:first],
             started_s=self._clock(),
         )
 

@@ -64,6 +64,15 @@ class PageNode:
         self.device_children = 0
         self.host_children = 0
 
+    def prefix(self) -> list[str]:
+        """The hashes of the pages before this one, the first page's first."""
+        found: list[str] = []
+        node = self.parent
+        while node is not None and node.parent is not None:
+            found.append(node.hash)
+            node = node.parent
+        return found[::-1]
+
     def __repr__(self) -> str:
         return f"PageNode({self.hash[:12]}, device={self.device}, host={self.host})"
 

@@ -51,21 +51,26 @@ class ToldBackend(MemoryBackend):
         super().__init__(MemoryConfig())
         self.on: Hook = lambda hook, keys: None
         self.calls: list[tuple[str, list[str]]] = []
+        self.prefixes: list[list[str]] = []
+        """The prefix keys of each of the calls."""
         self.refuse: set[str] = set()
         """Page keys that batch_set answers False for."""
         self.lose: set[str] = set()
         """Page keys that batch_get answers False for, with rubbish in the buffer."""
 
-    def _told(self, hook: str, keys: list[str]) -> Any:
+    def _told(self, hook: str, keys: list[str], prefix_keys: list[str] | None) -> Any:
         names = [key.partition("/")[2] for key in keys]
         if names[0].startswith("n:"):
             return None
         self.calls.append((hook, names))
+        self.prefixes.append([key.partition("/")[2] for key in prefix_keys or ()])
         return self.on(hook, names)
 
     @hookimpl
-    def batch_set(self, keys: list[str], pages: list[PageSpans]) -> list[bool]:
-        told = self._told("batch_set", keys)
+    def batch_set(
+        self, keys: list[str], pages: list[PageSpans], prefix_keys: list[str] | None
+    ) -> list[bool]:
+        told = self._told("batch_set", keys, prefix_keys)
         if told is not None:
             return told
         return [
@@ -74,8 +79,10 @@ class ToldBackend(MemoryBackend):
         ]
 
     @hookimpl
-    def batch_get(self, keys: list[str], buffers: list[PageSpans]) -> list[bool]:
-        told = self._told("batch_get", keys)
+    def batch_get(
+        self, keys: list[str], buffers: list[PageSpans], prefix_keys: list[str] | None
+    ) -> list[bool]:
+        told = self._told("batch_get", keys, prefix_keys)
         if told is not None:
             return told
         hits = []
@@ -88,8 +95,8 @@ class ToldBackend(MemoryBackend):
         return hits
 
     @hookimpl
-    def exists(self, keys: list[str]) -> int:
-        told = self._told("exists", keys)
+    def exists(self, keys: list[str], prefix_keys: list[str] | None) -> int:
+        told = self._told("exists", keys, prefix_keys)
         if told is not None:
             return told
         with self._lock:

@@ -283,7 +283,7 @@ def test_more_host_pages_than_hashes_are_refused_before_any_byte_moves(
         one.pools,
         hashes=chain(3),
         anchor=one.cache._tree.root,
-        first=0,
+        prefix=[],
         started_s=0.0,
     )
     with pytest.raises(PageSizeMismatch, match="can't be read into"):
