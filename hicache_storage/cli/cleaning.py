@@ -33,7 +33,7 @@ def run_clean(arguments: argparse.Namespace) -> Answer:
     older_than_s = parse_duration(arguments.older_than) if arguments.older_than else None
     if arguments.orphan_drafts and older_than_s is None:
         older_than_s = YOUNG_S
-    with opened(arguments, "scan", "delete") as store:
+    with opened(arguments, "scan", "delete", writes=arguments.yes) as store:
         found = survey(store)
         chosen = {one.digest: one for one in selected(found, arguments.namespace, arguments.model)}
         orphans = _orphans(found, chosen) if arguments.orphan_drafts else None

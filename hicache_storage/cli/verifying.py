@@ -20,7 +20,7 @@ SHOWN = 20
 def run_verify(arguments: argparse.Namespace) -> Answer:
     """Checks what the selection holds; with --delete-bad deletes pages that are bad twice."""
     needs = ("scan", "delete") if arguments.delete_bad else ("scan",)
-    with opened(arguments, *needs) as store:
+    with opened(arguments, *needs, writes=arguments.delete_bad) as store:
         found = survey(store)
         chosen = {one.digest: one for one in selected(found, arguments.namespace, arguments.model)}
         names = []

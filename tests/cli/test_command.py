@@ -117,7 +117,7 @@ def test_the_installed_script_is_the_module(tmp_path: Path) -> None:
         (["check", "memory://", "--deviation", "1.1"], 2, "write --deviation 8.3="),
         (["check", "memory://", "--deviation", "99.1=x"], 2, "there is no such clause"),
         (["list", "nosuch"], 2, "no backend is called 'nosuch'"),
-        (["stat", "file:///proc/nosuch/pages"], 3, "nosuch"),
+        (["stat", "file:///proc/nosuch/pages"], 2, "nosuch"),
     ],
 )
 def test_an_error_is_one_line_that_says_what_to_do(
@@ -130,6 +130,24 @@ def test_an_error_is_one_line_that_says_what_to_do(
     assert ran.err.startswith(f"hicache-storage {arguments[0]}: ")
     assert ran.err.count("\n") == 1
     assert ran.out == ""
+
+
+@pytest.mark.parametrize("backend", ["file", "lmdb"])
+@pytest.mark.parametrize(
+    "arguments", [["stat"], ["verify"], ["clean", "--all"], ["explain", "--hashes", "ab" * 32]]
+)
+def test_a_command_that_only_reads_makes_no_store_at_a_mistyped_path(
+    run: Run, tmp_path: Path, backend: str, arguments: list[str]
+) -> None:
+    command, *rest = arguments
+    for path in (tmp_path / "mistyped", tmp_path / "empty"):
+        if path.name == "empty":
+            path.mkdir()
+        ran = run(command, f"{backend}://{path}", *rest)
+        assert ran.status in (2, 3), ran.out
+        assert "store" in ran.err
+        assert str(path) in ran.err
+        assert not path.exists() or not list(path.iterdir())
 
 
 def test_debug_shows_the_traceback(run: Run) -> None:
