@@ -106,7 +106,7 @@ def batch_get(
 @hookspec(firstresult=True)
 def exists(keys: list[str], prefix_keys: list[str] | None) -> int:
     """The length of the leading run of stored keys: n if `keys[:n]` are stored and `keys[n]`
-    is not."""
+    is not. The keys may be of two namespaces in turn, a target's and its draft's."""
 
 
 @hookspec(firstresult=True)

@@ -188,11 +188,26 @@ class Store:
         prefix_keys: Sequence[str] | None = None,
     ) -> int:
         """The length of the leading run of stored keys."""
-        self._check_open()
-        if not keys:
-            return 0
         names = [stored_key(namespace.digest, key) for key in keys]
-        run = self._caller.exists(names, _names(namespace, prefix_keys))
+        return self._leading_run(names, _names(namespace, prefix_keys))
+
+    def exists_across(
+        self,
+        keys: Sequence[tuple[Namespace, str]],
+        prefix_keys: Sequence[tuple[Namespace, str]] | None = None,
+    ) -> int:
+        """The same for keys of several namespaces, as of targets and their drafts in turn."""
+        names, prefix = (
+            None if each is None else [stored_key(space.digest, key) for space, key in each]
+            for each in (keys, prefix_keys)
+        )
+        return self._leading_run(names or [], prefix)
+
+    def _leading_run(self, names: list[str], prefix: list[str] | None) -> int:
+        self._check_open()
+        if not names:
+            return 0
+        run = self._caller.exists(names, prefix)
         if self._bad:
             run = next((i for i, name in enumerate(names[:run]) if name in self._bad), run)
         return run

@@ -195,7 +195,7 @@ def test_the_package_of_the_page_passes_the_check_as_the_page_says(installed: Pa
     summary = done.stdout.splitlines()[2]
     assert summary in text("writing-a-backend.md")
     assert report.read_text() == done.stdout
-    assert done.stdout.count("| passed |") == 50
+    assert done.stdout.count("| passed |") == 51
 
 
 def test_a_broken_package_beside_it_does_not_disturb_it(installed: Path) -> None:

@@ -139,6 +139,6 @@ def test_an_interrupt_is_not_swallowed(edge: StorageEdge, hashes: Hashes) -> Non
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
-    edge.pairs.store.exists = interrupt  # type: ignore[method-assign]
+    edge.pairs.exists = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         edge.exists(hashes(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -18,7 +19,7 @@ from hicache_storage import (
     PairedStore,
     Store,
 )
-from hicache_storage.pairing import Pairing, PairResult, leading_run
+from hicache_storage.pairing import PairCount, Pairing, PairResult, leading_run
 
 Hashes = Callable[[int], list[str]]
 OLD = 0xAB
@@ -156,9 +157,41 @@ def test_a_lookup_asks_for_drafts_only_if_they_are_required(
     count = pairs.exists(hashes(2))
     asked = backend.requests("exists")
     if pairs.pairing == "required":
-        assert (count.draft, asked) == (2, [hashes(2), drafts(hashes(2))])
+        in_turn = [key for both in zip(hashes(2), drafts(hashes(2)), strict=True) for key in both]
+        assert (count.draft, asked) == (2, [in_turn])
     else:
         assert (count.draft, asked) == (None, [hashes(2)])
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("missing", list(itertools.product([None, 0, 1, 3], repeat=2)))
+def test_a_lookup_counts_the_leading_runs_of_both_halves(
+    pairs: Pairs,
+    backend: RecordingBackend,
+    hashes: Hashes,
+    missing: tuple[int | None, int | None],
+    before: int,
+) -> None:
+    prefix, asked = hashes(before + 4)[:before], hashes(before + 4)[before:]
+    pairs.write([*prefix, *asked])
+    for half, keys, page in zip(
+        (pairs.target, pairs.draft), (asked, drafts(asked)), missing, strict=True
+    ):
+        if page is not None:
+            assert half is not None
+            pairs.store.delete(half, [keys[page]])
+    target, draft = (4 if page is None else page for page in missing)
+    backend.calls.clear()
+    count = pairs.exists(asked, prefix or None)
+    if pairs.pairing == "required":
+        assert count == PairCount(target, min(target, draft), min(target, draft))
+        assert len(backend.calls) == (2 if draft < min(target, 3) else 1)
+    else:
+        assert count == PairCount(target, None, target)
+    for _, keys, prefix_keys in backend.calls:
+        first = asked.index(keys[0].partition("/")[2])
+        known = [key.rpartition(":")[2].rpartition("/")[2] for key in prefix_keys or ()]
+        assert list(dict.fromkeys(known)) == ([*prefix, *asked[:first]] if prefix or first else [])
 
 
 def test_a_refused_draft_costs_the_target_only_if_required(

@@ -365,6 +365,16 @@ class RemembersMisses(Around):
         return run
 
 
+@breaks("3.4")
+class LooksInOneNamespace(Around):
+    """All keys of a call are taken to be of the first one's."""
+
+    @hookimpl
+    def exists(self, keys, prefix_keys):
+        space = keys[0].partition("/")[0]
+        return self.inner.exists([f"{space}/{key.partition('/')[2]}" for key in keys], None)
+
+
 # -- 4 damaged pages -----------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ TestFileAgainstADict.settings = LIMITS
 def test_the_state_machine_finds_a_store_that_does_otherwise(fault):
     machine = store_machine(lambda: {"fault": fault}, opener="testing.broken_backends:open_broken")
     limits = settings(
-        max_examples=300,
+        max_examples=1000,
         stateful_step_count=30,
         deadline=None,
         database=None,

@@ -66,7 +66,8 @@ def check_place(path: str, config: LmdbConfig) -> None:
         os.makedirs(path, exist_ok=True)
     elif not os.path.exists(f"{path}/{DATA}"):
         raise BackendError(
-            f"{path} holds no store to read: check the path, or open it once without read_only to make one",
+            f"{path} holds no store to read: check the path, or open it once without read_only to "
+            "make one",
             backend="lmdb",
             operation="open",
         )

@@ -249,3 +249,17 @@ def exists_agrees(bench: Bench) -> None:
         buffer = bytearray(512)
         hits = bench.store.batch_get(namespace, [key], [buffer])
         expect_equal(hits, [stored], f"batch_get, stored={stored}")
+
+
+@clause("3.4", "A run may go through two namespaces in turn")
+def run_across_namespaces(bench: Bench) -> None:
+    """Targets and drafts are looked up in one call, the target's and the draft's key of each page
+    in turn: the answer counts keys, and ends at the first that is missing of either."""
+    spaces = bench.namespace(64), bench.namespace(128)
+    keys = bench.keys(6)
+    for space, stored in zip(spaces, (keys, keys[:4]), strict=True):
+        bench.store.batch_set(space, stored, bench.pages(len(stored), space.page_bytes))
+    in_turn = [(space, key) for key in keys for space in spaces]
+    expect_equal(bench.store.exists_across(in_turn), 9, "exists, the fifth draft missing")
+    expect_equal(bench.store.exists_across(in_turn[:8]), 8, "exists, nothing missing")
+    expect_equal(bench.store.exists_across(in_turn[9:]), 0, "exists from the missing draft on")
