@@ -105,9 +105,7 @@ def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: 
             _batches_of_rows(piece, stream)
 
 
-def copy_stretches(
-    copies: Copies, stream: int, *, to_device: bool, batched: bool, idle: bool = False
-) -> None:
+def copy_stretches(copies: Copies, stream: int, *, batched: bool, idle: bool = False) -> None:
     """The same, for copies of one row each. `idle`: the device waits for them."""
     if batched and _has("cuMemcpyBatchAsync"):
         _batches(*copies, stream, _FIRST_BATCH if idle else _BATCH)

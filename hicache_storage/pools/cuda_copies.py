@@ -59,7 +59,7 @@ def backup(
         pages = _stretches(pair).of(device_slots, host_slots, runs(host_slots, device_slots))
         for layer in pair.host.layers:
             copies = pages.copies(layer, to_device=False)
-            lane.copy_stretches(copies, to_device=False, pinned=pair.pinned, idle=idle)
+            lane.copy_stretches(copies, pinned=pair.pinned, idle=idle)
             idle = False
     if "kernel" in by_way:
         with lane.on(lane.link):
@@ -208,7 +208,7 @@ class _Loading:
         for layer in layers:
             copies = self._pages[pair].copies(layer, to_device=True)
             self.lane.copy_stretches(
-                copies, to_device=True, pinned=pair.pinned, idle=self._idle and layer == layers[0]
+                copies, pinned=pair.pinned, idle=self._idle and layer == layers[0]
             )
 
     def _staged(self, pair: Routes, layers: range) -> None:

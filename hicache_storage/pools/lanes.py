@@ -138,13 +138,9 @@ class Lane:
         """Copies between host and device on `link`."""
         copy_engine.copy(copies, self.link.cuda_stream, to_device=to_device, batched=pinned)
 
-    def copy_stretches(
-        self, copies: Copies, *, to_device: bool, pinned: bool, idle: bool = False
-    ) -> None:
+    def copy_stretches(self, copies: Copies, *, pinned: bool, idle: bool = False) -> None:
         """The same, of stretches. `idle`: nothing was copied before by the same call."""
-        copy_engine.copy_stretches(
-            copies, self.link.cuda_stream, to_device=to_device, batched=pinned, idle=idle
-        )
+        copy_engine.copy_stretches(copies, self.link.cuda_stream, batched=pinned, idle=idle)
 
 
 @functools.lru_cache(maxsize=32)

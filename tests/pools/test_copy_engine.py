@@ -132,7 +132,7 @@ def test_stretches_of_any_size_are_copied_the_first_few_at_once(
     sizes = np.arange(count) % 7 + 1
     ends = [end.data_ptr() + 7 * np.arange(count) for end in (source, target)]
     copies = Copies(ends[0], ends[1], sizes)
-    copy_engine.copy_stretches(copies, STREAM, to_device=True, batched=batched, idle=idle)
+    copy_engine.copy_stretches(copies, STREAM, batched=batched, idle=idle)
     for i, size in enumerate(sizes):
         assert torch.equal(target[i, :size], source[i, :size])
         assert not target[i, size:].any()
