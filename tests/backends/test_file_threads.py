@@ -17,7 +17,6 @@ from backends.file_rig import found, opened, store
 
 from hicache_storage import Namespace, Store
 from hicache_storage import store as store_module
-from hicache_storage.backends.file import FileBackend
 from hicache_storage.backends.file import session as session_module
 from hicache_storage.backends.file import writing as writing_module
 
@@ -97,16 +96,16 @@ def test_checksums_are_made_on_all_threads_that_serve_a_batch(
 
 
 @contextmanager
-def kept_busy(backend: FileBackend) -> Iterator[None]:
-    """All threads but the caller's are in the middle of another batch."""
-    threads = session_module.THREADS
+def kept_busy(backend: Any, threads: int, hook: str = "batch_set") -> Iterator[None]:
+    """All threads of any backend that lends some, but the caller's, are in the middle of another
+    batch."""
     go_on, meeting, in_time = threading.Event(), Meeting(threads + 1), []
 
     def work(_: slice) -> None:
         meeting.come()
         in_time.append(go_on.wait(WAIT_S))
 
-    other = threading.Thread(target=backend.spread, args=("batch_set", 1 << 20, threads, work))
+    other = threading.Thread(target=backend.spread, args=(hook, 1 << 20, threads, work))
     other.start()
     meeting.come()
     try:
@@ -132,7 +131,7 @@ def test_an_empty_batch_and_an_empty_page_are_served_too(
 
 def test_a_batch_does_not_wait_for_threads_that_are_busy_with_another(tmp_path: Path) -> None:
     backend = opened(tmp_path)
-    with kept_busy(backend):
+    with kept_busy(backend, session_module.THREADS):
         assert store(backend, range(8), size=256 * KIB) == [True] * 8
         assert found(backend, range(8), size=256 * KIB) == [True] * 8
     backend.close()
@@ -183,7 +182,9 @@ def test_a_batch_that_is_over_holds_nothing_of_its_caller(tmp_path: Path) -> Non
         pages.batch_set(namespace, keys, [bytes(256 * KIB)] * 4)
         for busy in (True, *[False] * 50):
             got = [bytearray(256 * KIB) for _ in keys]
-            with kept_busy(pages._caller.backend) if busy else nullcontext():  # type: ignore[arg-type]
+            with (
+                kept_busy(pages._caller.backend, session_module.THREADS) if busy else nullcontext()
+            ):
                 assert pages.batch_get(namespace, keys, got) == [True] * 4
                 for one in got:
                     one.append(0)  # BufferError if anybody still has a view

@@ -299,6 +299,10 @@ def test_a_store_moves_few_large_pages_in_a_call(
 ) -> None:
     """Few enough for the memory that they pass through; small ones are written together."""
     backend = opened(tmp_path)
+    for hook in ("batch_get", "batch_set"):
+        empty: list[slice] = []
+        backend.spread(hook, size, 0, empty.append)
+        assert all(part == slice(0, 0) for part in empty)
     for hook, most in (("batch_get", read), ("batch_set", written)):
         parts: list[slice] = []
         backend.spread(hook, size, count, parts.append)

@@ -91,8 +91,8 @@ class LmdbBackend:
         one copy. Large ones are read by several threads; writers would wait for each other."""
         if hook == "batch_set":
             large = page_bytes >= BY_THREADS_BYTES
-            step = max(WRITTEN_BYTES // page_bytes, 1) if large else count
-            self._write(cut(count, step), work)
+            step = WRITTEN_BYTES // page_bytes if large else count
+            self._write(cut(count, max(step, 1)), work)
         elif page_bytes < BY_THREADS_BYTES:
             self._lending.serve(list(slices([page_bytes] * count)), count, work, 1)
         else:

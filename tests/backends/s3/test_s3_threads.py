@@ -23,7 +23,7 @@ from backends.s3.misbehaving_server import (
 )
 from backends.s3.rig import KEYS, Opened, page, split
 from backends.s3.test_s3_processes import ended_well, in_child
-from backends.test_file_threads import KIB, Meeting, namespace_of
+from backends.test_file_threads import KIB, Meeting, kept_busy, namespace_of
 
 from hicache_storage import (
     BackendTimeout,
@@ -79,25 +79,6 @@ def of(*numbers: int) -> Callable[[Seen], bool]:
     """Picks the reads of these pages."""
     names = tuple(KEYS[number] for number in numbers)
     return lambda seen: seen.verb == "GET" and seen.path.endswith(names)
-
-
-@contextmanager
-def kept_busy(store: Opened, threads: int) -> Iterator[None]:
-    """All threads but the caller's are in the middle of another batch."""
-    go_on, meeting = threading.Event(), Meeting(threads + 1)
-
-    def work(_: slice) -> None:
-        meeting.come()
-        go_on.wait(WAIT_S)
-
-    other = threading.Thread(target=store.backend.spread, args=("batch_get", LARGE, threads, work))
-    other.start()
-    meeting.come()
-    try:
-        yield
-    finally:
-        go_on.set()
-        other.join(WAIT_S)
 
 
 @contextmanager
@@ -193,7 +174,7 @@ def test_a_batch_on_a_hanging_store_ends_at_its_deadline(
     store = opened(server, deadline_s=2.5)
     fill(store, count)
     server.behave = Sometimes(stall(WAIT_S), of(*range(answered, count)))
-    with kept_busy(store, threads) if busy else nullcontext(), at_most(4.5):
+    with kept_busy(store.backend, threads, "batch_get") if busy else nullcontext(), at_most(4.5):
         if answered:
             assert read(store, count) == [True] + [False] * (count - 1)
         else:
@@ -209,7 +190,7 @@ def test_a_part_that_begins_after_the_deadline_asks_for_nothing(
     fill(store, 2 * threads)
     server.forget()
     server.behave = Sometimes(stall(WAIT_S), of(1))
-    with kept_busy(store, threads):
+    with kept_busy(store.backend, threads, "batch_get"):
         assert read(store, 2 * threads) == [True] + [False] * (2 * threads - 1)
     assert {seen.path[-64:] for seen in server.seen} == {KEYS[0], KEYS[1]}
 
@@ -229,7 +210,7 @@ def test_an_unreachable_store_costs_a_batch_the_connect_timeout(
         resolver = plane.connections._resolver
         resolver._found = [a._replace(target=full.getsockname()) for a in resolver._found]
         with (
-            kept_busy(store, threads) if busy else nullcontext(),
+            kept_busy(store.backend, threads, "batch_get") if busy else nullcontext(),
             at_most(2.8),
             pytest.raises(BackendUnavailable, match="connect") as caught,
         ):
@@ -259,7 +240,7 @@ def test_a_page_that_fails_for_ever_alone_in_a_part_is_missed_alone(
     store = opened(server, attempts=2)
     fill(store, count)
     server.behave = Sometimes(misbehave, of(*failing))
-    with kept_busy(store, threads) if busy else nullcontext():
+    with kept_busy(store.backend, threads, "batch_get") if busy else nullcontext():
         assert read(store, count) == [i not in failing for i in range(count)]
     found = [store.store.exists(namespace_of(LARGE), [KEYS[i]]) for i in range(count)]
     assert found == [i not in failing or misbehave is SLOW_DOWN for i in range(count)]
@@ -275,7 +256,7 @@ def test_a_batch_of_which_nothing_is_answered_is_an_error_after_few_requests(
     server.forget()
     server.behave = Sometimes(error(500))
     with (
-        kept_busy(store, threads) if busy else nullcontext(),
+        kept_busy(store.backend, threads, "batch_get") if busy else nullcontext(),
         pytest.raises(BackendUnavailable, match="500") as caught,
     ):
         read(store, threads)
