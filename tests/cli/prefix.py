@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,3 +89,15 @@ def damage(store: Store, key: str, namespace: Namespace = TARGET) -> None:
 
 def pairs(store: Store) -> PairedStore:
     return PairedStore(store, TARGET, DRAFT)
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "hicache_storage", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, **environment},
+    )
