@@ -13,6 +13,23 @@ TESTS = Path(__file__).parents[1]
 WAIT_S = 60.0
 
 
+def own_mounts() -> tuple[str, ...]:
+    """A command prefix for a child that may mount for itself."""
+    import pytest  # here, as children import this module too
+
+    if os.geteuid() == 0:
+        prefix: tuple[str, ...] = ("unshare", "--mount", "--propagation", "private")
+    else:
+        prefix = ("unshare", "--user", "--map-root-user", "--mount")
+    try:
+        done = subprocess.run([*prefix, "true"], capture_output=True, timeout=30, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs unshare, to mount a small file system")
+    if done.returncode:
+        pytest.skip(f"may not mount a small file system here: {done.stderr!r}")
+    return prefix
+
+
 class Child:
     """A Python process that runs `source`, with the names of `rig`, a module, imported."""
 

@@ -1,9 +1,10 @@
-"""What the tests of lmdb:// share: keys, pages, children, and a look at the raw environment."""
+"""What the tests of lmdb:// share: keys, pages, stores, children, and a look at the raw files."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from pathlib import Path
 from typing import Any
 
 from backends import children
@@ -85,6 +86,22 @@ def extent(path: Any) -> Extent:
 
 def file_bytes(path: Any) -> int:
     return os.stat(f"{path}/data.mdb").st_size
+
+
+def data_file(directory: Path) -> Path:
+    return directory / "data.mdb"
+
+
+def aside(directory: Path) -> list[Path]:
+    """The damaged files that were put aside."""
+    return list(directory.glob("data.mdb.damaged-*"))
+
+
+def filled(directory: Path, count: int = 200, **options: object) -> None:
+    """Makes a store of `count` pages and closes it."""
+    backend = opened(directory, **options)
+    assert store(backend, range(count), 8192) == [True] * count
+    backend.close()
 
 
 class Child(children.Child):
