@@ -15,6 +15,9 @@ from hicache_storage.backends.lmdb.records import Record, read_totals
 
 DIGEST = "0123456789abcdef" * 2
 HEADER_BYTES = 64
+PAGE = 16 << 10
+HELD = PAGE + HEADER_BYTES
+"""Bytes that a page of PAGE counts for: its header is stored too."""
 
 
 def key(number: int, tag: str = "") -> str:
@@ -57,6 +60,11 @@ def found(backend: LmdbBackend, numbers: Any, size: int = 4096) -> list[bool]:
         if hit:
             assert tuple(buffer) == page(number, size), f"page {number} came back changed"
     return hits
+
+
+def there(backend: LmdbBackend, numbers: range) -> list[int]:
+    """Which pages are there, without using them."""
+    return [number for number in numbers if backend.exists([key(number)])]
 
 
 def check_consistency(backend: LmdbBackend) -> int:
