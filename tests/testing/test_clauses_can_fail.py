@@ -5,7 +5,7 @@ from importlib import metadata
 
 import pytest
 from testing import broken_backends, leaky_backend
-from testing.broken_backends import BREAKS
+from testing.breaking import BREAKS
 
 from hicache_storage import PairedStore, hookimpl
 from hicache_storage.keys import draft_key, tagged_key
