@@ -9,12 +9,15 @@ import pytest
 from adapters.conftest import Make
 from adapters.fake_sglang import (
     MhaHostPool,
+    OldPoolTransferResult,
     PoolName,
     PoolTransfer,
     StateHostPool,
     fill,
     indices,
+    storage_class,
 )
+from adapters.storage_calls import Hashes, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from page_names import page_hash
@@ -158,3 +161,17 @@ def test_one_pools_failure_is_its_own(storage: Any, backend: RecordingBackend) -
         ]
     )
     assert results == {"mamba": [False] * 2, "indexer": [True] * 2, "swa": [False] * 2}
+
+
+@pytest.mark.parametrize("result", [None, OldPoolTransferResult])
+def test_a_lookups_result_has_the_fields_of_the_release(
+    make: Make, hashes: Hashes, result: Any
+) -> None:
+    cls = storage_class(**({} if result is None else {"PoolTransferResult": result}))
+    pool = MhaHostPool()
+    fill(pool)
+    storage = make(pool, cls=cls)
+    write(storage, "in place", hashes(3), pool, [0, 1, 2])
+    found = storage.batch_exists_v2(hashes(4), None, None)
+    assert (found.kv_hit_pages, found.extra_pool_hit_pages) == (3, {"kv": 3})
+    assert getattr(found, "restorable_prefix_pages", [1, 2, 3]) == [1, 2, 3]
