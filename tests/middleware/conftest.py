@@ -1,0 +1,44 @@
+"""What the tests of middleware share: a watched store, a middleware round it, a clock to move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from recording import RecordingBackend
+
+from hicache_storage import BackendUnavailable
+from hicache_storage.calling import Caller
+from hicache_storage.config import build_config
+
+KEY = "0f" * 16 + "/" + "0a" * 32
+OTHER = "0f" * 16 + "/" + "0b" * 32
+
+
+def down(operation: str = "exists", **options: Any) -> BackendUnavailable:
+    return BackendUnavailable("down", backend="memory", operation=operation, **options)
+
+
+def around(backend: object, cls: type[Any], **options: Any) -> tuple[Any, Caller]:
+    """The middleware round the backend, and a caller of it."""
+    layer = cls(Caller(backend, name="memory"), build_config(cls.Config, cls.__name__, options))
+    return layer, Caller(layer, name="memory")
+
+
+@pytest.fixture
+def backend() -> RecordingBackend:
+    return RecordingBackend()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the middleware's clock; sleeping moves it too."""
+    now = [1000.0]
+
+    def forward(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", forward)
+    return forward
