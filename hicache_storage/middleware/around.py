@@ -6,7 +6,7 @@ this. It has the capabilities of the backend inside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..calling import Caller
 from ..hookspecs import OPTIONAL_HOOKS, Scope, StoredPage, Usage, hookimpl
@@ -40,6 +40,10 @@ class Around:
         self, keys: list[str], buffers: list[PageSpans], prefix_keys: list[str] | None
     ) -> list[bool]:
         return self.inner.batch_get(keys, buffers, prefix_keys)
+
+    def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        """Has the inner backend say how a batch is cut, and lend its threads."""
+        self.inner.spread(hook, page_bytes, count, work)
 
     @hookimpl
     def exists(self, keys: list[str], prefix_keys: list[str] | None) -> int:

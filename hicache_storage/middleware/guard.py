@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from ..calling import Caller
 from ..hookspecs import hookimpl
 from ..page import PageSpans
 from .around import Around
@@ -12,29 +14,60 @@ from .around import Around
 T = TypeVar("T")
 
 
+class _Here(threading.local):
+    """Whether this thread is at work on a part of a batch that is guarded as a whole."""
+
+    part = False
+
+
 class GuardedCalls(Around):
-    """Sends each call that reads, writes, looks up or deletes pages through `guard`."""
+    """Sends each call that reads, writes, looks up or deletes pages through `guard`. A batch is
+    one, however the backend has it cut."""
+
+    def __init__(self, inner: Caller) -> None:
+        super().__init__(inner)
+        self._here = _Here()
 
     def guard(self, operation: str, call: Callable[[], T]) -> T:
         """Makes the call, now, later, again or not at all; a subclass says which."""
         raise NotImplementedError
 
+    def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        """As the backend inside wants it, behind one `guard`."""
+
+        def part(pages: slice) -> None:
+            self._here.part = True
+            try:
+                work(pages)
+            finally:
+                self._here.part = False
+
+        self.guard(hook, lambda: self.inner.spread(hook, page_bytes, count, part))
+
+    def whole(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        """A `spread` for where calls are made again, or on another thread: the batch isn't cut."""
+        del hook, page_bytes
+        work(slice(0, count))
+
     @hookimpl
     def batch_set(
         self, keys: list[str], pages: list[PageSpans], prefix_keys: list[str] | None
     ) -> list[bool]:
-        return self.guard("batch_set", lambda: self.inner.batch_set(keys, pages, prefix_keys))
+        return self._guarded("batch_set", lambda: self.inner.batch_set(keys, pages, prefix_keys))
 
     @hookimpl
     def batch_get(
         self, keys: list[str], buffers: list[PageSpans], prefix_keys: list[str] | None
     ) -> list[bool]:
-        return self.guard("batch_get", lambda: self.inner.batch_get(keys, buffers, prefix_keys))
+        return self._guarded("batch_get", lambda: self.inner.batch_get(keys, buffers, prefix_keys))
 
     @hookimpl
     def exists(self, keys: list[str], prefix_keys: list[str] | None) -> int:
-        return self.guard("exists", lambda: self.inner.exists(keys, prefix_keys))
+        return self._guarded("exists", lambda: self.inner.exists(keys, prefix_keys))
 
     @hookimpl
     def delete(self, keys: list[str]) -> list[bool]:
-        return self.guard("delete", lambda: self.inner.delete(keys))
+        return self._guarded("delete", lambda: self.inner.delete(keys))
+
+    def _guarded(self, operation: str, call: Callable[[], T]) -> T:
+        return call() if self._here.part else self.guard(operation, call)
