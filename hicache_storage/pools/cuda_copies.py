@@ -7,6 +7,7 @@ calling thread is 0.5 to 1 us a copy and 20 us a launch.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -131,7 +132,7 @@ def load_back(
     done when it has arrived. The last layer's are done when all have. The lane's device is the
     current one."""
     lane.begin(after)
-    loading = _Loading(lane, *_by_host(device_slots, host_slots))
+    loading = _Loading(lane, device_slots, host_slots)
     plans = [loading.plan(pair, strategy) for pair in pairs]
     events: list[tuple[Any, ...]] = []
     for layer in range(max(pair.geometry.layers for pair in pairs)):
@@ -151,30 +152,44 @@ def load_back(
 
 
 class _Loading:
-    """One load-back: its slots, in the order of the host's, and what it needs again and again."""
+    """One load-back: its slots, and what it needs again and again."""
 
     def __init__(self, lane: Lane, device_slots: Slots, host_slots: Slots) -> None:
         self.lane = lane
-        self.device_slots = device_slots
-        self.host_slots = host_slots
-        self.runs = runs(host_slots, device_slots)
+        self._given = device_slots, host_slots
+        self._starts_early = False
+        """Whether a kernel brings the first layers only: then the device waits for it, and not for
+        what is needed later."""
         self._on_link: Any = None
         self._on_side: Any = None
         self._pages: dict[Routes, Pages] = {}
         self._idle = True
 
+    @functools.cached_property
+    def _in_order(self) -> tuple[Slots, Slots]:
+        """Device and host slots, in the order of the host's."""
+        return _by_host(*self._given)
+
+    @functools.cached_property
+    def _runs(self) -> Runs:
+        device_slots, host_slots = self._in_order
+        return runs(host_slots, device_slots)
+
     def plan(self, pair: Routes, strategy: Strategy) -> list[Step]:
-        if len(self.host_slots) == 0:
+        count = len(self._given[0])
+        if count == 0:
             return []
-        return load_steps(
+        steps = load_steps(
             pair.geometry,
             pair.layout,
-            len(self.host_slots),
-            len(self.host_slots) / len(self.runs.start),
+            count,
+            count / len(self._runs.start) if pair.layout == "layer_first" else 1.0,
             strategy,
             kernels=_kernels(self.lane, pair),
             dense=pair.stretches is not None,
         )
+        self._starts_early |= steps[0].how == "kernel" != steps[-1].how
+        return steps
 
     def take(self, pair: Routes, step: Step) -> None:
         if step.how == "kernel":
@@ -196,7 +211,8 @@ class _Loading:
         lane = self.lane
         with lane.on(lane.link):
             if self._on_link is None:
-                self._on_link = lane.upload(self.device_slots, self.host_slots)
+                slots = self._given if self._starts_early else self._in_order
+                self._on_link = lane.upload(*slots)
             on_device, in_host = self._on_link
             lane.mover.move(
                 pair.host, on_device, in_host, layers, to_pool=True, programs=READING_PROGRAMS
@@ -204,7 +220,7 @@ class _Loading:
 
     def _direct(self, pair: Routes, layers: range) -> None:
         if pair not in self._pages:
-            self._pages[pair] = _stretches(pair).of(self.device_slots, self.host_slots, self.runs)
+            self._pages[pair] = _stretches(pair).of(*self._in_order, self._runs)
         for layer in layers:
             copies = self._pages[pair].copies(layer, to_device=True)
             self.lane.copy_stretches(
@@ -213,13 +229,14 @@ class _Loading:
 
     def _staged(self, pair: Routes, layers: range) -> None:
         lane = self.lane
+        device_slots, host_slots = self._in_order
         if self._on_side is None:
             with lane.on(lane.side):
-                (self._on_side,) = lane.upload(self.device_slots)
+                (self._on_side,) = lane.upload(device_slots)
         page_bytes = pair.staged_bytes(layers)
         at_a_time = _pages_at_a_time(lane, page_bytes)
-        for some in _pieces(len(self.host_slots), at_a_time, few_last=True):
-            slots = self.host_slots[some]
+        for some in _pieces(len(host_slots), at_a_time, few_last=True):
+            slots = host_slots[some]
             half, memory = lane.half(at_a_time * page_bytes)
             area = pair.staged(memory, layers, at_a_time)
             lane.wait(lane.link, half.free)

@@ -26,14 +26,15 @@ def page_list(name: str, indices: Any, num_pages: int, *, distinct: bool = False
     slots: Slots = indices.detach().cpu().numpy()
     if len(slots) == 0:
         return slots
-    low, high = int(slots.min()), int(slots.max())
-    if low < 0 or high >= num_pages:
+    highest = int(slots.view(np.uint64).max())  # a negative one counts as very high
+    if highest >= num_pages:
+        wrong = highest if highest < 1 << 63 else int(slots.min())
         raise PageSizeMismatch(
-            f"{name}: page {low if low < 0 else high} is outside of the pool's {num_pages} pages "
+            f"{name}: page {wrong} is outside of the pool's {num_pages} pages "
             "(these are page indices, not token indices)"
         )
     if distinct:
-        seen = np.zeros(high + 1, dtype=np.bool_)
+        seen = np.zeros(highest + 1, dtype=np.bool_)
         seen[slots] = True
         if np.count_nonzero(seen) != len(slots):
             raise PageSizeMismatch(f"{name}: a page is given twice")

@@ -97,8 +97,9 @@ def load_steps(
 ) -> list[Step]:
     """The steps of a load-back, in the order of layers.
 
-    `run_pages` is how many pages follow each other at both ends on average; `kernels` whether a
-    kernel can read the host pool; `dense` whether a page of one layer is one stretch at both ends.
+    `run_pages` is how many pages follow each other at both ends on average, of account with
+    `layer_first` alone; `kernels` whether a kernel can read the host pool; `dense` whether a page
+    of one layer is one stretch at both ends.
     """
     layers = range(geometry.layers)
     layer_bytes = max(1, pages) * geometry.page_bytes // geometry.layers
