@@ -100,9 +100,9 @@ def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: 
         arrays = zip(*((each.source, each.target, _widths(each)) for each in single), strict=True)
         sources, targets, sizes = map(np.concatenate, arrays)
         _batches(sources, targets, sizes, stream, _BATCH)
-    for piece in copies:
-        if piece.height > 1:
-            _batches_of_rows(piece, stream)
+    rows = [piece for piece in copies if piece.height > 1]
+    if rows:
+        _batches_of_rows(rows, stream)
 
 
 def copy_stretches(copies: Copies, stream: int, *, batched: bool, idle: bool = False) -> None:
@@ -142,17 +142,24 @@ def _widths(piece: RowCopies) -> npt.NDArray[np.uint64]:
     return np.full(len(piece.source), piece.width, dtype=np.uint64)
 
 
-def _batches_of_rows(piece: RowCopies, stream: int) -> None:
-    operations = np.zeros(len(piece.source), dtype=_OPERATION)
-    for end, address, pitch in (
-        ("source_", piece.source, piece.source_pitch),
-        ("target_", piece.target, piece.target_pitch),
+def _batches_of_rows(pieces: Sequence[RowCopies], stream: int) -> None:
+    counts = [len(piece.source) for piece in pieces]
+
+    def each(values: list[int]) -> Words:
+        return np.repeat(np.array(values, dtype=np.uint64), counts)
+
+    operations = np.zeros(sum(counts), dtype=_OPERATION)
+    heights = each([piece.height for piece in pieces])
+    for end, addresses, pitches in (
+        ("source_", [piece.source for piece in pieces], [piece.source_pitch for piece in pieces]),
+        ("target_", [piece.target for piece in pieces], [piece.target_pitch for piece in pieces]),
     ):
         operations[f"{end}type"] = _POINTER
-        operations[f"{end}address"] = address
-        operations[f"{end}pitch"] = pitch
-        operations[f"{end}height"] = piece.height
-    operations["width"], operations["height"], operations["depth"] = piece.width, piece.height, 1
+        operations[f"{end}address"] = np.concatenate(addresses)
+        operations[f"{end}pitch"] = each(pitches)
+        operations[f"{end}height"] = heights
+    operations["width"] = each([piece.width for piece in pieces])
+    operations["height"], operations["depth"] = heights, 1
     operations["order"] = _SOURCE_IN_STREAM_ORDER
     call, failed = _versioned("cuMemcpy3DBatchAsync")
     for start in range(0, len(operations), _BATCH):

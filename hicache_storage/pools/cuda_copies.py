@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,8 @@ everything else on the device."""
 READING_PROGRAMS = 4
 _FEW = 8
 """One part in so many of a staging half's pages makes a few."""
+Few = Literal["first", "last", "none"]
+"""Where a piece of a few pages goes."""
 
 
 def backup(
@@ -97,7 +99,7 @@ def _backup_staged(
     at_a_time = _pages_at_a_time(lane, sum(page_bytes))
     with lane.on(lane.side):
         (on_device,) = lane.upload(device_slots)
-    for some in _pieces(len(host_slots), at_a_time, few_last=False):
+    for some in _pieces(len(host_slots), at_a_time, "first"):
         slots = host_slots[some]
         half, memory = lane.half(at_a_time * sum(page_bytes))
         lane.wait(lane.side, half.free)
@@ -136,14 +138,11 @@ def load_back(
     plans = [loading.plan(pair, strategy) for pair in pairs]
     events: list[tuple[Any, ...]] = []
     for layer in range(max(pair.geometry.layers for pair in pairs)):
-        due = [
-            (pair, step)
-            for pair, plan in zip(pairs, plans, strict=True)
-            for step in plan
-            if step.layers.start == layer
-        ]
-        for pair, step in due:
-            loading.take(pair, step)
+        due = False
+        for pair, plan in zip(pairs, plans, strict=True):
+            if layer in plan:
+                loading.take(pair, plan[layer])
+                due = True
         if due or not events:
             events.append(loading.arrived())
         else:
@@ -175,10 +174,10 @@ class _Loading:
         device_slots, host_slots = self._in_order
         return runs(host_slots, device_slots)
 
-    def plan(self, pair: Routes, strategy: Strategy) -> list[Step]:
+    def plan(self, pair: Routes, strategy: Strategy) -> Mapping[int, Step]:
         count = len(self._given[0])
         if count == 0:
-            return []
+            return {}
         steps = load_steps(
             pair.geometry,
             pair.layout,
@@ -188,7 +187,8 @@ class _Loading:
             kernels=_kernels(self.lane, pair),
             dense=pair.stretches is not None,
         )
-        self._starts_early |= steps[0].how == "kernel" != steps[-1].how
+        hows = {step.how for step in steps.values()}
+        self._starts_early |= "kernel" in hows and len(hows) > 1
         return steps
 
     def take(self, pair: Routes, step: Step) -> None:
@@ -235,7 +235,8 @@ class _Loading:
                 (self._on_side,) = lane.upload(device_slots)
         page_bytes = pair.staged_bytes(layers)
         at_a_time = _pages_at_a_time(lane, page_bytes)
-        for some in _pieces(len(host_slots), at_a_time, few_last=True):
+        few: Few = "last" if layers.stop == pair.geometry.layers else "none"
+        for some in _pieces(len(host_slots), at_a_time, few):
             slots = host_slots[some]
             half, memory = lane.half(at_a_time * page_bytes)
             area = pair.staged(memory, layers, at_a_time)
@@ -272,12 +273,8 @@ def _part_copies(
     layers = source.layers if len(source.layers) <= len(target.layers) else target.layers
     found: Runs = runs(source_slots, target_slots)
     copies: list[RowCopies] = []
-    for source_part, target_part in zip(source.parts, target.parts, strict=True):
-        ends = [
-            part[:, layers.start - route.layers.start :][:, : len(layers)]
-            for route, part in ((source, source_part), (target, target_part))
-        ]
-        copies += view_copies(ends[0], ends[1], source_slots, target_slots, found)
+    for ends in zip(source.over(layers), target.over(layers), strict=True):
+        copies += view_copies(*ends, source_slots, target_slots, found)
     return copies
 
 
@@ -291,12 +288,15 @@ def _kernels(lane: Lane, pair: Routes) -> bool:
     return lane.mover.reaches_host and pair.pinned
 
 
-def _pieces(count: int, at_a_time: int, *, few_last: bool) -> list[slice]:
-    """`count` pages, so many at a time but for a few: the first ones, for which the link waits, or
-    the last ones, for which the device does."""
-    few = max(1, at_a_time // _FEW)
-    bounds = [0, *range(few, count, at_a_time), count]
-    if few_last:
+def _pieces(count: int, at_a_time: int, few: Few) -> list[slice]:
+    """`count` pages, so many at a time at most: evenly but for a few that go first, for which the
+    link waits, or last, for which the device does."""
+    apart = 0 if few == "none" else max(1, at_a_time // _FEW)
+    rest = max(0, count - apart)
+    pieces = -(-rest // at_a_time)
+    bounds = [count - rest + rest * i // pieces for i in range(pieces)] if pieces else []
+    bounds = sorted({0, *bounds, count})
+    if few == "last":
         bounds = [count - bound for bound in reversed(bounds)]
     return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
@@ -322,7 +322,7 @@ def prepare(pair: Routes, lane: Lane, *, to_pool: bool, strategy: Strategy) -> N
         )
         for pages in (1, 1 << 20)
     ]
-    groups = {step.layers for plan in plans for step in plan if step.how == "staged"}
+    groups = {step.layers for plan in plans for step in plan.values() if step.how == "staged"}
     if not to_pool:
         found = {_backup_way(lane, pair, run, strategy) for run in (1.0, 1e6)}
         groups = {layers} if "staged" in found else set()

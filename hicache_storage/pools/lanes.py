@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -25,6 +26,8 @@ needs them; pages that are larger make them larger. While a long kernel of the m
 multiprocessor, no half is filled: both must last until its end. Halves of 64 MiB cost the calling
 thread two thirds more, and 0.5 % of a backup's rate."""
 _PINNED_SLOTS = 4096
+_LISTS = 4
+"""Pinned lists that a lane keeps, for as many uploads that may be under way."""
 _POSITIONS = 4096
 
 
@@ -35,6 +38,15 @@ class Half:
         self.memory: Tensor | None = None
         self.free: Any = None
         """The event after which it may be filled again; None if it never was."""
+
+
+class _Pinned:
+    """Pinned memory for lists of slots."""
+
+    def __init__(self, slots: int) -> None:
+        self.memory = torch.empty(slots, dtype=torch.int64, pin_memory=True)
+        self.read: Any = None
+        """The event after which it may be written again; None if it never was."""
 
 
 class Lane:
@@ -67,6 +79,7 @@ class Lane:
         self.side = torch.cuda.Stream(self.device, priority=-1)
         self.mover = cuda_mover()
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self._lists = deque(_Pinned(_PINNED_SLOTS) for _ in range(_LISTS))
 
     @property
     def streams(self) -> tuple[Any, ...]:
@@ -104,12 +117,24 @@ class Lane:
     def upload(self, *lists: Slots) -> Tensor:
         """Equally long lists of slots on the device, a row each, for use on the current stream.
         Through pinned memory, else the copy would hold up the CPU until the stream gets to it."""
-        # Of few sizes, so that torch finds one that it has already: pinning is slow.
         count = len(lists) * len(lists[0])
-        room = -(-max(1, count) // _PINNED_SLOTS) * _PINNED_SLOTS
-        pinned = torch.empty(room, dtype=torch.int64, pin_memory=True)[:count]
+        taken = self._pinned(count)
+        pinned = taken.memory[:count]
         np.concatenate(lists, out=pinned.numpy())
-        return pinned.to(self.device, non_blocking=True).view(len(lists), len(lists[0]))
+        on_device = pinned.to(self.device, non_blocking=True)
+        taken.read = torch.cuda.Event()
+        taken.read.record()
+        return on_device.view(len(lists), len(lists[0]))
+
+    def _pinned(self, count: int) -> _Pinned:
+        """Pinned memory for `count` slots that nothing reads any more."""
+        if count <= _PINNED_SLOTS:
+            oldest = self._lists[0]
+            if oldest.read is None or oldest.read.query():
+                self._lists.rotate(-1)
+                return oldest
+        # Of few sizes, so that torch finds one that it has already: pinning is slow.
+        return _Pinned(-(-count // _PINNED_SLOTS) * _PINNED_SLOTS)
 
     def positions(self, count: int) -> Tensor:
         """0 to `count` - 1 on the device."""

@@ -34,6 +34,7 @@ class Route:
         self.layers = layers
         self.prepared: Any = None
         """What the kernels keep about this route."""
+        self._over: dict[range, tuple[Tensor, ...]] = {layers: self.parts}
 
     def ends(self, layer: int) -> list[tuple[Tensor, Tensor]]:
         """Both ends of each part of a layer: device pages (P, S, H, B) and the others'."""
@@ -41,6 +42,13 @@ class Route:
             (rows, part[:, layer - self.layers.start])
             for rows, part in zip(self.pool.page_rows(layer), self.parts, strict=True)
         ]
+
+    def over(self, layers: range) -> tuple[Tensor, ...]:
+        """The parts in these layers alone."""
+        if layers not in self._over:
+            start = layers.start - self.layers.start
+            self._over[layers] = tuple(part[:, start : start + len(layers)] for part in self.parts)
+        return self._over[layers]
 
 
 class Routes:

@@ -64,18 +64,23 @@ def view_copies(
 
     Both are uint8 views; `found` are the runs of the two lists.
     """
+    page = source.shape[1:]
+    steps = source.stride(), target.stride()
+    starts, lengths = found.start, found.length
+    if not _adjacent(page, *steps):
+        starts, lengths = np.arange(len(source_slots)), np.ones(1, dtype=np.int64)
+    from_pages = _addresses(source, source_slots[starts])
+    to_pages = _addresses(target, target_slots[starts])
     result = []
-    from_pages = _addresses(source, source_slots[found.start])
-    to_pages = _addresses(target, target_slots[found.start])
-    for length in np.unique(found.length).tolist():
-        shape = (length, *source.shape[1:])
-        piece = _piece(shape, tuple(source.stride()), tuple(target.stride()))
-        chosen = found.length == length
+    different = np.unique(lengths).tolist()
+    for length in different:
+        piece = _piece((length, *page), *steps)
+        chosen = slice(None) if len(different) == 1 else lengths == length
         from_offsets, to_offsets = piece.offsets
         result.append(
             RowCopies(
-                (from_pages[chosen][:, None] + from_offsets).ravel(),
-                (to_pages[chosen][:, None] + to_offsets).ravel(),
+                (from_pages[chosen, None] + from_offsets).ravel(),
+                (to_pages[chosen, None] + to_offsets).ravel(),
                 piece.width,
                 piece.height,
                 piece.source_pitch,
@@ -113,6 +118,14 @@ def _piece(shape: tuple[int, ...], source: tuple[int, ...], target: tuple[int, .
         target_pitch,
         (offsets[0].astype(np.uint64), offsets[1].astype(np.uint64)),
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _adjacent(page: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether pages that follow each other make larger pieces than one by one. Not if a page is one
+    stretch: rows that lie apart are slower, and copies of several shapes take more calls."""
+    width, steps = _collapse((1, *page), source, target)
+    return bool(steps) or source[0] == target[0] == width
 
 
 def _collapse(

@@ -13,7 +13,10 @@ where one overtakes the other on an H200 (benchmarks/results/gpu_link.md).
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
 from ..errors import ConfigError
@@ -39,9 +42,12 @@ FEWEST_ROWS = 8
 """Tokens of a page from which on that pays: with fewer, there are too many copies."""
 _STEP_BYTES = 2 << 20
 """Layers that are smaller together share a step: some 40 us on the link."""
-KERNEL_SHARE = 16
-"""A load-back of token-layer pages takes 1 in this many layers by kernel, one by one, so that the
-forward pass starts early, and the rest by copy engine."""
+LOAD_STRETCH = 512 << 10
+"""Bytes of adjacent layers in a layer-token page that one load-back takes: 54.7 GB/s, where 72 KiB
+reach 53.9 as long as the calling thread can ask for so many."""
+FIRST_SHARE = 16
+"""1 in this many layers is loaded back by itself where the rest comes in groups, so that the
+forward pass starts early: token-layer pages by kernel, layer-token pages direct."""
 
 
 class Step(NamedTuple):
@@ -94,43 +100,64 @@ def load_steps(
     *,
     kernels: bool,
     dense: bool,
-) -> list[Step]:
-    """The steps of a load-back, in the order of layers.
+) -> Mapping[int, Step]:
+    """The steps of a load-back in the order of layers, each by its first layer.
 
     `run_pages` is how many pages follow each other at both ends on average, of account with
     `layer_first` alone; `kernels` whether a kernel can read the host pool; `dense` whether a page
     of one layer is one stretch at both ends.
     """
-    layers = range(geometry.layers)
     layer_bytes = max(1, pages) * geometry.page_bytes // geometry.layers
     few = -(-_STEP_BYTES // layer_bytes)
-    if strategy == "kernel" and kernels:
-        return _steps(layers, few, "kernel")
-    row = min(geometry.part_bytes) // (geometry.layers * geometry.page_size)
-    stretch = row * geometry.page_size * (run_pages if layout == "layer_first" else 1)
-    if dense and stretch >= DIRECT_STRETCH:
-        return _steps(layers, few, "direct")
-    if strategy == "copy_engine" or not kernels:
-        row = row * geometry.page_size if layout == "layer_first" else row
-        return _even(layers, len(layers) // max(few, -(-ENGINE_ROW // row)), "staged")
-    first, wide = -(-len(layers) // KERNEL_SHARE), -(-LOAD_ROW // row)
-    if (
-        layout != "page_first"
-        or geometry.page_size < FEWEST_ROWS
-        or first < few
-        or len(layers) - first < wide
-    ):
-        return _steps(layers, few, "kernel")
+    stretch = min(geometry.part_bytes) // geometry.layers
+    if layout == "layer_first":
+        stretch = int(stretch * run_pages)
+    direct = dense and stretch >= DIRECT_STRETCH
+    return _load_steps(geometry, layout, few, strategy, kernels, direct)
+
+
+@functools.lru_cache(maxsize=1024)
+def _load_steps(
+    geometry: PageGeometry,
+    layout: Layout,
+    few: int,
+    strategy: Strategy,
+    kernels: bool,
+    direct: bool,
+) -> Mapping[int, Step]:
+    """`few` layers make a step of some size; `direct` is whether pages may go so."""
+    layers = range(geometry.layers)
+    stretch = min(geometry.part_bytes) // geometry.layers
+    row = stretch // geometry.page_size
+    first = -(-len(layers) // FIRST_SHARE)
     rest = layers[first:]
-    return [*_steps(layers[:first], few, "kernel"), *_even(rest, len(rest) // wide, "staged")]
+    early = few <= first
+    if strategy == "kernel" and kernels:
+        steps = _steps(layers, few, "kernel")
+    elif direct:
+        wide = -(-LOAD_STRETCH // stretch)
+        steps = _steps(layers, few, "direct")
+        grouped = layout == "page_first_direct" and kernels and strategy == "auto"
+        if grouped and early and 1 < wide <= len(rest):
+            steps = [*_steps(layers[:first], few, "direct"), *_groups(rest, wide)]
+    elif strategy == "copy_engine" or not kernels:
+        wide = -(-ENGINE_ROW // (stretch if layout == "layer_first" else row))
+        steps = _groups(layers, max(few, wide))
+    else:
+        wide = -(-LOAD_ROW // row)
+        steps = _steps(layers, few, "kernel")
+        grouped = layout == "page_first" and geometry.page_size >= FEWEST_ROWS
+        if grouped and early and wide <= len(rest):
+            steps = [*_steps(layers[:first], few, "kernel"), *_groups(rest, wide)]
+    return MappingProxyType({step.layers.start: step for step in steps})
 
 
 def _steps(layers: range, size: int, how: Literal["kernel", "direct"]) -> list[Step]:
     return [Step(layers[start : start + size], how) for start in range(0, len(layers), size)]
 
 
-def _even(layers: range, groups: int, how: Literal["staged"]) -> list[Step]:
-    """As many groups, at least one, as even as they can be."""
-    groups = max(1, groups)
+def _groups(layers: range, fewest: int) -> list[Step]:
+    """Groups of so many layers at least, or all of them; as even as they can be."""
+    groups = max(1, len(layers) // fewest)
     bounds = [len(layers) * i // groups for i in range(groups + 1)]
-    return [Step(layers[start:stop], how) for start, stop in itertools.pairwise(bounds)]
+    return [Step(layers[start:stop], "staged") for start, stop in itertools.pairwise(bounds)]

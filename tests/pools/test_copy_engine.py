@@ -121,6 +121,18 @@ def test_every_row_is_copied_and_nothing_beside_it(
         assert len(driver.calls) == -(-count // 256), "256 copies a call"
 
 
+@pytest.mark.parametrize("batched", [False, True], ids=["pageable", "pinned"])
+def test_copies_of_several_shapes_are_asked_for_together(driver: Driver, batched: bool) -> None:
+    shapes = [pieces(1, 4), pieces(2, 3), pieces(5, 2), pieces(1, 1), pieces(3, 6)]
+    copies = [piece for found, *_ in shapes for piece in found]
+    copy_engine.copy(copies, STREAM, to_device=True, batched=batched)
+    for _, source, target in shapes:
+        assert torch.equal(target[:, :, :5], source[:, :, :5])
+        assert not target[:, :, 5].any()
+    if batched and "cuMemcpyAsync" not in driver.calls:
+        assert len(driver.calls) == 2, "one of single rows, one of several"
+
+
 @pytest.mark.parametrize("idle", [False, True])
 @pytest.mark.parametrize("batched", [False, True], ids=["pageable", "pinned"])
 @pytest.mark.parametrize("count", [1, 16, 700])

@@ -3,6 +3,8 @@ event before its bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +41,7 @@ LIMITS = (
     "DIRECT_STRETCH",
     "STAGED_STRETCH",
     "LOAD_ROW",
+    "LOAD_STRETCH",
     "ENGINE_ROW",
     "_STEP_BYTES",
 )
@@ -54,6 +57,18 @@ def make_halves(case: Case) -> Halves:
         fill_random(halves[-1][0], len(halves))
         poison(halves[-1][1])
     return halves
+
+
+@contextmanager
+def limited(limits: list[int]) -> Iterator[None]:
+    """With these LIMITS instead of an H200's."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in zip(LIMITS, limits, strict=True):
+            patch.setattr(strategy, name, value)
+        patch.setattr(strategy, "FEWEST_ROWS", 1)
+        strategy._load_steps.cache_clear()
+        yield
+    strategy._load_steps.cache_clear()
 
 
 def ways(halves: Halves) -> list[Routes]:
@@ -82,10 +97,7 @@ def test_pages_move_exactly_in_any_order_that_the_events_allow(
     expected = [
         [page_bytes(device, page, host.order) for page in case.source] for device, host in halves
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in zip(LIMITS, limits, strict=True):
-            patch.setattr(strategy, name, value)
-        patch.setattr(strategy, "FEWEST_ROWS", 1)
+    with limited(limits):
         out = SimulatedLane(staged, kernels=kernels, seed=seed)
         events = cuda_copies.backup(pairs, source, middle, out, chosen)
         assert not any(event.query() for event in events)
@@ -193,10 +205,11 @@ def test_what_one_call_copies_the_next_may_copy_over(monkeypatch: pytest.MonkeyP
         assert page_bytes(restored, 0, host.order) == page_bytes(device, 0, host.order)
 
 
-def test_layers_arrive_before_the_last_one_where_pages_hold_tokens_first() -> None:
-    """The first layers of token-layer pages come by kernel, not with everything else."""
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct"])
+def test_layers_arrive_before_the_last_one_where_most_come_in_groups(layout: Layout) -> None:
+    """The first layers come by themselves, token-layer pages' by kernel."""
     geometry = replace(MLA, layers=32, head_dim=1024, page_size=16)
-    device, host = device_pool(geometry, 64), HostPool(geometry, 64, "page_first")
+    device, host = device_pool(geometry, 64), HostPool(geometry, 64, layout)
     pairs = ways([(device, host)])
     lane = SimulatedLane(1 << 22, kernels=True, seed=3)
     pages = as_slots(range(64))
@@ -223,3 +236,18 @@ def test_routes_are_made_once_for_two_pools() -> None:
     assert routes(device, host) is routes(device, host)
     assert routes(device, host) is not routes(other, host)
     assert not routes(device, host).pinned or torch.cuda.is_available()
+
+
+@given(st.integers(1, 600), st.integers(1, 300), st.sampled_from(["first", "last", "none"]))
+def test_a_staging_half_is_filled_evenly_but_for_the_few_pages_that_something_waits_for(
+    count: int, at_a_time: int, few: cuda_copies.Few
+) -> None:
+    found = cuda_copies._pieces(count, at_a_time, few)
+    assert [page for piece in found for page in range(count)[piece]] == list(range(count))
+    sizes = [piece.stop - piece.start for piece in found]
+    assert 0 < min(sizes) <= max(sizes) <= at_a_time
+    apart = max(1, at_a_time // 8)
+    if few != "none":
+        waited_for = sizes.pop(0 if few == "first" else -1)
+        assert waited_for == min(count, apart)
+    assert not sizes or max(sizes) - min(sizes) <= 1

@@ -83,6 +83,22 @@ def test_a_page_needs_one_copy_a_part(layout: str) -> None:
         assert {piece.height for piece in found} == {2 if layout == "layer_first" else 1}
 
 
+def test_pages_that_cannot_be_joined_are_copies_of_one_shape() -> None:
+    """Some layers of layer-token pages: rows that lie apart would be slower, and several shapes
+    more calls."""
+    host, area = HostPool(MHA, 9, "page_first_direct"), HostPool(MHA, 9, "page_first_direct")
+    some, places = as_slots([2, 3, 4, 7]), as_slots([0, 1, 2, 3])
+    ends = [pool.page_rows(0)[:, :1] for pool in (host, area)]
+    (piece,) = view_copies(ends[0], ends[1], some, places, runs(some, places))
+    assert (len(piece.source), piece.height) == (4, 1)
+    joined = [pool.page_rows(0) for pool in (host, area)]
+    found = view_copies(joined[0], joined[1], some, places, runs(some, places))
+    assert sorted(len(piece.source) * piece.width for piece in found) == [
+        joined[0][0].numel(),
+        3 * joined[0][0].numel(),
+    ]
+
+
 def test_addresses_stay_in_order_for_the_driver() -> None:
     host, area = HostPool(MHA, 4), HostPool(MHA, 4)
     some = as_slots([3, 1])

@@ -30,7 +30,7 @@ def way(geometry: PageGeometry, layout: Any, *, run: float = 1, **given: Any) ->
 def steps(geometry: PageGeometry, layout: Any, pages: int = 256, run: float = 1, **given: Any):
     given = {"strategy": "auto", "kernels": True, **given}
     given.setdefault("dense", layout != "page_first" or geometry.layers == 1)
-    return load_steps(geometry, layout, pages, run, **given)
+    return list(load_steps(geometry, layout, pages, run, **given).values())
 
 
 @given(
@@ -51,7 +51,9 @@ def test_a_load_back_takes_every_layer_once_and_in_order(
     kernels: bool,
     dense: bool,
 ) -> None:
-    found = load_steps(geometry, layout, pages, run, strategy, kernels=kernels, dense=dense)
+    given = load_steps(geometry, layout, pages, run, strategy, kernels=kernels, dense=dense)
+    found = list(given.values())
+    assert list(given) == [step.layers.start for step in found]
     assert [layer for step in found for layer in step.layers] == list(range(geometry.layers))
     ways = {step.how for step in found}
     if not kernels:
@@ -67,8 +69,10 @@ def test_large_pages_take_the_copy_engines_where_those_keep_up(geometry: PageGeo
     assert way(geometry, "page_first_direct", spaced=False) == "staged"
     for spaced in (True, False):
         assert way(geometry, "layer_first", spaced=spaced) == "direct"
+    assert {step.how for step in steps(geometry, "layer_first")} == {"direct"}
     for layout in ("layer_first", "page_first_direct"):
-        assert {step.how for step in steps(geometry, layout)} == {"direct"}
+        given = {"strategy": "copy_engine"}
+        assert {step.how for step in steps(geometry, layout, **given)} == {"direct"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -98,6 +102,22 @@ def test_a_forward_pass_over_token_layer_pages_starts_before_all_of_them_are_the
     first = [step for step in found if step.how == "kernel"]
     assert [len(step.layers) for step in first] == [1] * -(-geometry.layers // 16)
     assert {step.how for step in found[len(first) :]} == {"staged"}
+
+
+@pytest.mark.parametrize("geometry", [MHA, MLA], ids=["mha", "mla"])
+def test_layer_token_pages_come_in_groups_of_layers_behind_the_first_ones(
+    geometry: PageGeometry,
+) -> None:
+    """A copy for each page and layer would keep the caller busy for as long as the link."""
+    found = steps(geometry, "page_first_direct")
+    first = [step for step in found if step.how == "direct"]
+    assert [len(step.layers) for step in first] == [1] * -(-geometry.layers // 16)
+    rest = found[len(first) :]
+    assert {step.how for step in rest} == {"staged"}
+    stretch = min(geometry.part_bytes) // geometry.layers
+    assert all(512 << 10 <= len(step.layers) * stretch < 1 << 20 for step in rest)
+    without = steps(geometry, "page_first_direct", kernels=False)
+    assert {step.how for step in without} == {"direct"}  # torch scatters a layer at a time
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

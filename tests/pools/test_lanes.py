@@ -1,0 +1,50 @@
+"""What a lane keeps between copies."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hicache_storage.pools import lanes
+from hicache_storage.pools.lanes import Lane
+
+
+def kept(done: bool | None) -> Any:
+    read = None if done is None else SimpleNamespace(query=lambda: done)
+    return SimpleNamespace(memory=None, read=read)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Slots of the pinned lists that were made anew."""
+    found: list[int] = []
+    monkeypatch.setattr(lanes, "_Pinned", found.append)
+    return found
+
+
+def lane_of(*lists: Any) -> Lane:
+    lane = Lane.__new__(Lane)
+    lane._lists = deque(lists)
+    return lane
+
+
+def test_pinned_lists_are_used_again_in_turn(made: list[int]) -> None:
+    first, second = kept(None), kept(True)
+    lane = lane_of(first, second)
+    assert [lane._pinned(4096) for _ in range(3)] == [first, second, first]
+    assert not made
+
+
+def test_a_pinned_list_that_is_still_read_is_left_alone(made: list[int]) -> None:
+    lane = lane_of(kept(False), kept(True))
+    lane._pinned(5)
+    lane._pinned(5)
+    assert made == [4096, 4096]
+
+
+def test_a_list_longer_than_the_kept_ones_gets_memory_of_its_own(made: list[int]) -> None:
+    lane_of(kept(None))._pinned(4097)
+    assert made == [8192]
