@@ -91,6 +91,32 @@ def ways(halves: Halves) -> list[Routes]:
 def test_pages_move_exactly_in_any_order_that_the_events_allow(
     case: Case, chosen: Strategy, kernels: bool, staged: int, limits: list[int], seed: int
 ) -> None:
+    check_moves(case, chosen, kernels, staged, limits, seed)
+
+
+@settings(max_examples=100)
+@given(
+    cases(),
+    st.sampled_from(["page_first", "page_first_direct"]),
+    st.integers(1, 2000),
+    st.integers(0, 1000),
+)
+def test_layers_in_groups_behind_the_first_ones_move_exactly(
+    case: Case, layout: Layout, staged: int, seed: int
+) -> None:
+    geometry = replace(case.target, layers=max(3, case.target.layers))
+    case = replace(case, target=geometry, layout=layout, strided=False)
+    stretch = min(geometry.part_bytes) // geometry.layers
+    two_layers = {
+        "LOAD_ROW": 2 * stretch // geometry.page_size,
+        "LOAD_STRETCH": 2 * stretch,
+    }
+    check_moves(case, "auto", True, staged, [two_layers.get(name, 1) for name in LIMITS], seed)
+
+
+def check_moves(
+    case: Case, chosen: Strategy, kernels: bool, staged: int, limits: list[int], seed: int
+) -> None:
     halves = make_halves(case)
     pairs = ways(halves)
     source, middle, destination = map(as_slots, (case.source, case.host, case.destination))
