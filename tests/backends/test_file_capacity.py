@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from backends.children import own_mounts
 from backends.file_rig import (
     Child,
     found,
@@ -275,21 +275,6 @@ def test_what_the_file_system_shall_keep_free_is_kept_by_evicting(
     backend.close()
     stuffed = opened(tmp_path, min_free=200 * PAGE)  # more than there is, with an empty store too
     assert store(stuffed, range(300, 303)) == [False] * 3
-
-
-def own_mounts() -> tuple[str, ...]:
-    """A command prefix for a child that may mount for itself."""
-    if os.geteuid() == 0:
-        prefix: tuple[str, ...] = ("unshare", "--mount", "--propagation", "private")
-    else:
-        prefix = ("unshare", "--user", "--map-root-user", "--mount")
-    try:
-        done = subprocess.run([*prefix, "true"], capture_output=True, timeout=30, check=False)
-    except FileNotFoundError:
-        pytest.skip("needs unshare, to mount a small file system")
-    if done.returncode:
-        pytest.skip(f"may not mount a small file system here: {done.stderr!r}")
-    return prefix
 
 
 MOUNT = """
