@@ -70,6 +70,8 @@ class Breaker(GuardedCalls):
         self._succeeded(probe)
         return result
 
+    spread = GuardedCalls.in_parts
+
     def _admit(self, operation: str) -> bool:
         """True if this call is the probe; raises BackendUnavailable if it may not pass."""
         with self._lock:

@@ -78,8 +78,6 @@ class Deadline(GuardedCalls):
             raise value
         return value  # type: ignore[no-any-return]
 
-    spread = GuardedCalls.whole
-
     @hookimpl
     def batch_set(
         self, keys: list[str], pages: list[PageSpans], prefix_keys: list[str] | None

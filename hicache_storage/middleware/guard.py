@@ -22,7 +22,7 @@ class _Here(threading.local):
 
 class GuardedCalls(Around):
     """Sends each call that reads, writes, looks up or deletes pages through `guard`. A batch is
-    one, however the backend has it cut."""
+    one, also where a subclass has the backend cut it (`spread = GuardedCalls.in_parts`)."""
 
     def __init__(self, inner: Caller) -> None:
         super().__init__(inner)
@@ -33,21 +33,23 @@ class GuardedCalls(Around):
         raise NotImplementedError
 
     def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
-        """As the backend inside wants it, behind one `guard`."""
+        """Leaves the batch whole: `guard` may make a call again, or on another thread."""
+        work(slice(0, count))
+
+    def in_parts(
+        self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]
+    ) -> None:
+        """A `spread` for where `guard` makes each call at most once, on the caller's thread: the
+        batch is cut as the backend inside wants it, behind one `guard`."""
 
         def part(pages: slice) -> None:
-            self._here.part = True
+            before, self._here.part = self._here.part, True
             try:
                 work(pages)
             finally:
-                self._here.part = False
+                self._here.part = before
 
-        self.guard(hook, lambda: self.inner.spread(hook, page_bytes, count, part))
-
-    def whole(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
-        """A `spread` for where calls are made again, or on another thread: the batch isn't cut."""
-        del hook, page_bytes
-        work(slice(0, count))
+        self._guarded(hook, lambda: self.inner.spread(hook, page_bytes, count, part))
 
     @hookimpl
     def batch_set(

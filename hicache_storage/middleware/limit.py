@@ -44,3 +44,5 @@ class Limit(GuardedCalls):
             return call()
         finally:
             self._turns.release()
+
+    spread = GuardedCalls.in_parts

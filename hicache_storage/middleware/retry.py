@@ -68,8 +68,6 @@ class Retry(GuardedCalls):
             bound_s *= 2
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    spread = GuardedCalls.whole
-
     def _spend(self) -> bool:
         with self._lock:
             if self._saved < 1:

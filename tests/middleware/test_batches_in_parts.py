@@ -17,6 +17,7 @@ from hicache_storage.hookspecs import hookimpl
 from hicache_storage.middleware.breaker import Breaker
 from hicache_storage.middleware.deadline import Deadline
 from hicache_storage.middleware.existence import ExistenceCache
+from hicache_storage.middleware.guard import GuardedCalls, T
 from hicache_storage.middleware.limit import Limit
 from hicache_storage.middleware.retry import Retry
 from hicache_storage.page import PageSpans
@@ -33,6 +34,8 @@ class InParts(RecordingBackend):
     def __init__(self) -> None:
         super().__init__()
         self.down_for: set[str] = set()
+        self.failing: list[Exception] = []
+        """What the next calls raise."""
         self.failing_spread: Exception | None = None
 
     def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
@@ -49,7 +52,19 @@ class InParts(RecordingBackend):
         self.calls.append(("batch_get", keys, threading.current_thread().name))
         if self.down_for & set(keys):
             raise down("batch_get")
+        if self.failing:
+            raise self.failing.pop()
         return [True] * len(keys)
+
+
+class Again(GuardedCalls):
+    """Makes a failed call once more, as a middleware of somebody else's may."""
+
+    def guard(self, operation: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except BackendUnavailable:
+            return call()
 
 
 def read(caller: Caller) -> list[bool]:
@@ -78,6 +93,16 @@ def test_what_makes_calls_again_or_elsewhere_has_the_batch_whole(cls: type[Any])
     backend = InParts()
     assert all(read(around(backend, cls)[1]))
     assert [keys for _, keys, _ in backend.calls] == [KEYS]
+
+
+def test_a_batch_is_whole_unless_the_middleware_says_otherwise() -> None:
+    """`guard` may make calls again; a part could not be."""
+    backend = InParts()
+    caller = Caller(Again(Caller(backend, name="memory")), name="memory")
+    assert all(read(caller))
+    backend.failing = [down("batch_get")]
+    assert all(read(caller))
+    assert [keys for _, keys, _ in backend.calls] == [KEYS] * 3
 
 
 @pytest.mark.parametrize("cls", [*PASSING, *WHOLE])
@@ -144,3 +169,15 @@ def test_a_batch_in_parts_takes_one_turn() -> None:
     assert limit._turns.acquire(blocking=False)
     with pytest.raises(BackendTimeout):
         read(caller)
+
+
+def test_a_batch_within_a_part_is_a_part_already() -> None:
+    _, caller = around(InParts(), Limit, calls=1, wait_s=0.01)
+    within: list[bool] = []
+
+    def work(part: slice) -> None:
+        within.extend(read(caller))
+        caller.batch_get(KEYS[part], [(memoryview(bytearray(8)),)], None)
+
+    caller.spread("batch_get", 8, 1, work)
+    assert within == [True] * PAGES
