@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 from recording import RecordingBackend
 
-from hicache_storage import Namespace, PairedStore, Store, open_store
+from hicache_storage import BackendError, Namespace, PairedStore, Store, hookimpl, open_store
+from hicache_storage.calling import Caller
 from hicache_storage.edge import StorageEdge
 from hicache_storage.failures import FailureLog
+from hicache_storage.middleware.breaker import Breaker, BreakerConfig
+from hicache_storage.middleware.limit import Limit, LimitConfig
 
 WAIT_S = 30.0
+KEY = "0f" * 16 + "/" + "0a" * 32
 
 
 def runs_in_child(work: Callable[[], None]) -> bool:
@@ -84,3 +88,70 @@ def test_a_lock_that_a_thread_holds_while_the_process_forks_is_free_in_the_child
         let_go.set()
         thread.join(WAIT_S)
     store.close()
+
+
+class Held(RecordingBackend):
+    """Lookups stay inside while `free` isn't set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.free = threading.Event(), threading.Event()
+
+    @hookimpl
+    def exists(self, keys: list[str]) -> int:
+        self.entered.set()
+        assert self.free.wait(WAIT_S)
+        return len(keys)
+
+
+def child_works_while_a_call_is_inside(backend: Held, caller: Caller) -> bool:
+    """Whether a lookup succeeds in a child that is forked while another thread is in one."""
+    thread = threading.Thread(target=caller.exists, args=(["a"], None))
+    thread.start()
+    assert backend.entered.wait(WAIT_S)
+
+    def work() -> None:
+        backend.free = threading.Event()
+        backend.free.set()
+        assert caller.exists(["a"], None) == 1
+
+    try:
+        return runs_in_child(work)
+    finally:
+        backend.free.set()
+        thread.join(WAIT_S)
+
+
+def test_a_turn_that_a_thread_has_while_the_process_forks_is_free_in_the_child() -> None:
+    backend = Held()
+    limit = Limit(Caller(backend, name="memory"), LimitConfig(calls=1, wait_s=0.01))
+    assert child_works_while_a_call_is_inside(backend, Caller(limit, name="memory"))
+
+
+def test_a_fork_from_within_a_call_leaves_the_child_no_more_turns_than_allowed() -> None:
+    backend = Held()
+    backend.free.set()
+    limit = Limit(Caller(backend, name="memory"), LimitConfig(calls=1, wait_s=0.01))
+
+    child = 1
+
+    def works() -> None:
+        nonlocal child
+        child = os.fork()
+
+    limit.guard("exists", works)
+    if child == 0:
+        with_turn = limit._turns.acquire(blocking=False)
+        os._exit(0 if with_turn and not limit._turns.acquire(blocking=False) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_probe_that_a_thread_makes_while_the_process_forks_is_made_anew_in_the_child() -> None:
+    backend = Held()
+    breaker = Breaker(Caller(backend, name="memory"), BreakerConfig(failures=1, cooldown_s=0.0))
+    caller = Caller(breaker, name="memory")
+    backend.fail["batch_get"] = OSError("down")
+    with pytest.raises(BackendError, match="down"):
+        caller.batch_get([KEY], [(memoryview(bytearray(1)),)], None)
+    assert child_works_while_a_call_is_inside(backend, caller)
+    assert breaker.state == "closed"

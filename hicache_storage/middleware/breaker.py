@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 from ..calling import Caller
 from ..config import option
 from ..errors import BackendError, BackendUnavailable
-from ..forking import renew_lock_in_child
+from ..forking import renew_in_child
 from .guard import GuardedCalls
 
 T = TypeVar("T")
@@ -42,10 +42,13 @@ class Breaker(GuardedCalls):
         super().__init__(inner)
         self.config = config
         self.rejected_calls = 0
-        self._lock = threading.Lock()
-        renew_lock_in_child(self)
         self._failures = 0
         self._opened_s: float | None = None
+        self._without_threads()
+        renew_in_child(self, Breaker._without_threads)
+
+    def _without_threads(self) -> None:
+        self._lock = threading.Lock()
         self._probing = False
 
     @property

@@ -10,6 +10,7 @@ from typing import TypeVar
 from ..calling import Caller
 from ..config import option
 from ..errors import BackendTimeout
+from ..forking import renew_in_child
 from .guard import GuardedCalls
 
 T = TypeVar("T")
@@ -31,10 +32,15 @@ class Limit(GuardedCalls):
     def __init__(self, inner: Caller, config: LimitConfig) -> None:
         super().__init__(inner)
         self.config = config
-        self._turns = threading.Semaphore(config.calls)
+        self._without_threads()
+        renew_in_child(self, Limit._without_threads)
+
+    def _without_threads(self) -> None:
+        self._turns = threading.Semaphore(self.config.calls)
 
     def guard(self, operation: str, call: Callable[[], T]) -> T:
-        if not self._turns.acquire(timeout=self.config.wait_s):
+        turns = self._turns
+        if not turns.acquire(timeout=self.config.wait_s):
             raise BackendTimeout(
                 f"{self.config.calls} calls are under way and none ended in {self.config.wait_s} s",
                 backend=self.inner.name,
@@ -43,6 +49,7 @@ class Limit(GuardedCalls):
         try:
             return call()
         finally:
-            self._turns.release()
+            if turns is self._turns:  # else the call forked, and this is the child
+                turns.release()
 
     spread = GuardedCalls.in_parts
