@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..calling import Caller
@@ -29,6 +30,12 @@ class ExistenceConfig:
     pages: int = option(100_000, doc="Pages remembered at most; the oldest go first.")
 
 
+class _Here(threading.local):
+    """The batch of which this thread is at work on a part."""
+
+    missed: list[str] | None = None
+
+
 class ExistenceCache(Around):
     """Answers `exists` from memory where it can."""
 
@@ -41,6 +48,7 @@ class ExistenceCache(Around):
         self._lock = threading.Lock()
         renew_lock_in_child(self)
         self._writes = 0
+        self._here = _Here()
 
     @hookimpl
     def exists(self, keys: list[str], prefix_keys: list[str] | None) -> int:
@@ -83,11 +91,27 @@ class ExistenceCache(Around):
         writes = self._writes
         hits = self.inner.batch_get(keys, buffers, prefix_keys)
         missed = [key for key, hit in zip(keys, hits, strict=True) if not hit]
-        if writes == self._writes:  # else one of them may have been stored meanwhile
-            self._learn(missed, False)
+        if self._here.missed is None:
+            self._not_found(missed, writes)
         else:
             self._forget(missed)
+            self._here.missed.extend(missed)
         return hits
+
+    def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        """As the backend inside wants it. What its parts did not find is missing only if the batch
+        as a whole doesn't fail."""
+        writes, missed = self._writes, list[str]()
+
+        def part(pages: slice) -> None:
+            before, self._here.missed = self._here.missed, missed
+            try:
+                work(pages)
+            finally:
+                self._here.missed = before
+
+        self.inner.spread(hook, page_bytes, count, part)
+        self._not_found(missed, writes)
 
     @hookimpl
     def delete(self, keys: list[str]) -> list[bool]:
@@ -103,6 +127,12 @@ class ExistenceCache(Around):
         finally:
             with self._lock:
                 self._known.clear()
+
+    def _not_found(self, missed: list[str], writes: int) -> None:
+        if writes == self._writes:  # else one of them may have been stored meanwhile
+            self._learn(missed, False)
+        else:
+            self._forget(missed)
 
     def _remembered(self, key: str, now: float) -> bool | None:
         stored, until_s = self._known.get(key, (None, 0.0))

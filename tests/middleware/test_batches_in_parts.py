@@ -36,6 +36,7 @@ class InParts(RecordingBackend):
         self.down_for: set[str] = set()
         self.failing: list[Exception] = []
         """What the next calls raise."""
+        self.missed: set[str] = set()
         self.failing_spread: Exception | None = None
 
     def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
@@ -54,7 +55,7 @@ class InParts(RecordingBackend):
             raise down("batch_get")
         if self.failing:
             raise self.failing.pop()
-        return [True] * len(keys)
+        return [key not in self.missed for key in keys]
 
 
 class Again(GuardedCalls):
@@ -181,3 +182,35 @@ def test_a_batch_within_a_part_is_a_part_already() -> None:
 
     caller.spread("batch_get", 8, 1, work)
     assert within == [True] * PAGES
+
+
+def test_a_batch_that_fails_at_its_end_condemns_no_page(clock: object) -> None:
+    """What a part says is missing may not have been answered at all."""
+    backend = InParts()
+    _, caller = around(backend, ExistenceCache)
+    backend.missed = {KEYS[1]}
+    backend.failing_spread = down("batch_get")
+    with pytest.raises(BackendUnavailable):
+        read(caller)
+    caller.exists(KEYS[1:2], None)
+    assert backend.requests("exists") == [[KEYS[1].partition("/")[2]]]
+    backend.failing_spread = None
+    read(caller)
+    backend.calls.clear()
+    assert caller.exists(KEYS[1:2], None) == 0
+    assert not backend.requests("exists")
+
+
+def test_a_page_that_is_written_while_a_batch_is_read_does_not_count_as_missing(
+    clock: object,
+) -> None:
+    backend = InParts()
+    _, caller = around(backend, ExistenceCache)
+    backend.missed = {KEYS[0]}
+
+    def work(part: slice) -> None:
+        assert caller.batch_get(KEYS[part], [(memoryview(bytearray(8)),)], None) == [False]
+        caller.batch_set(KEYS[part], [(memoryview(bytearray(8)),)], None)
+
+    caller.spread("batch_get", 8, 1, work)
+    assert caller.exists(KEYS[:1], None) == 1
