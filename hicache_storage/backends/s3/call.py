@@ -405,7 +405,8 @@ class Call:
                 raise self._unavailable(reason, retryable=False) from error
         slot.connects += 1
         failure = self._unavailable(reason)
-        failure.__cause__ = error
+        # Its traceback leads to this call, and to the caller's memory.
+        failure.__cause__ = error.with_traceback(None)
         waited_s = time.monotonic() - self._started_s
         hopeless = slot.connects >= CONNECT_ATTEMPTS
         hopeless |= waited_s >= self._plane.config.connect_timeout_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -20,9 +21,10 @@ from backends.s3.misbehaving_server import (
     slowly,
     stall,
 )
-from backends.s3.rig import KEYS, NAMESPACE, Opened, page
+from backends.s3.rig import KEYS, NAMESPACE, PAGE_BYTES, Opened, page
 
 from hicache_storage import BackendError, BackendTimeout, BackendUnavailable
+from hicache_storage.backends.s3.connections import Connections
 
 Open = Callable[..., Opened]
 SLOW_DOWN = error(503, "SlowDown", "Please reduce your request rate.")
@@ -272,3 +274,36 @@ def test_a_call_uses_every_permit_it_can(opened: Open) -> None:
         server.forget()
         store.get(list(range(128)))
         assert server.most_at_once > 16
+
+
+@pytest.mark.parametrize(
+    "misbehave",
+    [error(500), hang_up, reset, half_body(by_reset=True), stall(5), "no connection"],
+    ids=["error", "hang up", "reset", "half a body", "silent", "no connection"],
+)
+def test_a_page_that_is_given_up_leaves_no_view_of_its_buffer(
+    server: MisbehavingServer,
+    opened: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    misbehave: Misbehaviour | str,
+) -> None:
+    """Also before the garbage collector has been round: the call is over, the memory another's."""
+    store = opened(server, attempts=2, concurrency=1, stall_timeout_s=0.2)
+    store.fill(2)
+    behave = hang_up if isinstance(misbehave, str) else misbehave
+    server.behave = Sometimes(behave, lambda seen: seen.path.endswith(KEYS[1]))
+    if isinstance(misbehave, str):
+
+        def refused(*_: object) -> None:
+            raise ConnectionRefusedError("refused")
+
+        monkeypatch.setattr(Connections, "new", refused)
+    buffers = [bytearray(PAGE_BYTES) for _ in range(2)]
+    gc.collect()
+    gc.disable()
+    try:
+        assert store.store.batch_get(NAMESPACE, KEYS[:2], buffers) == [True, False]
+        for buffer in buffers:
+            buffer.append(0)  # BufferError if anybody still has a view
+    finally:
+        gc.enable()
