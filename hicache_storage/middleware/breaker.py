@@ -49,7 +49,8 @@ class Breaker(GuardedCalls):
 
     def _without_threads(self) -> None:
         self._lock = threading.Lock()
-        self._probing = False
+        self._probe: object | None = None
+        """The call that is let through to see whether the store has healed."""
 
     @property
     def state(self) -> State:
@@ -57,33 +58,35 @@ class Breaker(GuardedCalls):
             if self._opened_s is None:
                 return "closed"
             cooled = time.monotonic() - self._opened_s >= self.config.cooldown_s
-            return "half-open" if self._probing or cooled else "open"
+            return "half-open" if self._probe or cooled else "open"
 
     def guard(self, operation: str, call: Callable[[], T]) -> T:
-        probe = self._admit(operation)
+        mine = object()
         try:
-            result = call()
-        except BackendError as error:
-            self._failed(error, probe)
-            raise
-        except BaseException:
-            with self._lock:  # says nothing about the store, but another call must probe it
-                self._probing = self._probing and not probe
-            raise
-        self._succeeded(probe)
-        return result
+            self._admit(operation, mine)
+            try:
+                result = call()
+            except BackendError as error:
+                self._failed(error, mine)
+                raise
+            self._succeeded(mine)
+            return result
+        finally:
+            if self._probe is mine:  # says nothing about the store, but another call must probe it
+                self._probe = None
 
     spread = GuardedCalls.in_parts
 
-    def _admit(self, operation: str) -> bool:
-        """True if this call is the probe; raises BackendUnavailable if it may not pass."""
+    def _admit(self, operation: str, call: object) -> None:
+        """Makes this call the probe if there is to be one; raises BackendUnavailable if it may not
+        pass."""
         with self._lock:
             if self._opened_s is None:
-                return False
+                return
             waited_s = time.monotonic() - self._opened_s
-            if waited_s >= self.config.cooldown_s and not self._probing:
-                self._probing = True
-                return True
+            if waited_s >= self.config.cooldown_s and self._probe is None:
+                self._probe = call
+                return
             self.rejected_calls += 1
         raise BackendUnavailable(
             f"not asked: its last {self.config.failures} calls failed, it is tried again "
@@ -93,26 +96,27 @@ class Breaker(GuardedCalls):
             retryable=False,
         )
 
-    def _failed(self, error: BackendError, probe: bool) -> None:
+    def _failed(self, error: BackendError, call: object) -> None:
         with self._lock:
+            probe = self._probe is call
             self._failures += 1
             opens = probe or (self._opened_s is None and self._failures >= self.config.failures)
             if opens:
                 self._opened_s = time.monotonic()
             if probe:
-                self._probing = False
+                self._probe = None
         if opens and not probe:
             logger.warning(
                 "backend %r: circuit open after %d failures in a row, tried again every %.1f s; "
                 "last: %s", self.inner.name, self.config.failures, self.config.cooldown_s, error,
             )  # fmt: skip
 
-    def _succeeded(self, probe: bool) -> None:
+    def _succeeded(self, call: object) -> None:
         with self._lock:
-            healed = probe
+            probe = self._probe is call
             if probe or self._opened_s is None:
                 self._failures = 0
             if probe:
-                self._opened_s, self._probing = None, False
-        if healed:
+                self._opened_s = self._probe = None
+        if probe:
             logger.warning("backend %r: circuit closed, the store answers again", self.inner.name)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from middleware.conftest import KEY, around, down
 from recording import RecordingBackend
 
 from hicache_storage import BackendUnavailable, hookimpl
+from hicache_storage.middleware import breaker as breaker_module
 from hicache_storage.middleware.breaker import Breaker
 from hicache_storage.middleware.retry import Retry
 
@@ -144,6 +149,58 @@ def test_while_the_probe_is_under_way_no_other_call_passes(
     leave.set()
     probe.join(30)
     assert breaker.state == "closed"
+
+
+class Interrupts:
+    """For `sys.setprofile`: raises KeyboardInterrupt the `left`-th time that Python looks for
+    signals, as a function begins and when a call has returned."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" or argument is sys.setprofile:
+            return
+        self.left -= 1
+        if self.left == 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_probe_that_is_interrupted_anywhere_leaves_room_for_the_next(
+    failing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Logging's own locks would be left locked.
+    monkeypatch.setattr(breaker_module, "logger", SimpleNamespace(warning=lambda *_: None))
+    for place in itertools.count(1):
+        backend = RecordingBackend()
+        backend.fail["exists"] = down()
+        breaker, caller = around(backend, Breaker, failures=1, cooldown_s=0.0)
+        with pytest.raises(BackendUnavailable):
+            caller.exists([KEY], None)
+
+        def probed(breaker: Breaker = breaker) -> None:
+            if failing:
+                with contextlib.suppress(BackendUnavailable):
+                    breaker.guard("exists", lambda: (_ for _ in ()).throw(down()))
+            else:
+                breaker.guard("exists", lambda: None)
+
+        interrupts = Interrupts(place)
+        sys.setprofile(interrupts)
+        try:
+            probed()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        backend.fail.clear()
+        assert caller.exists([KEY], None) == 0
+        assert breaker.state == "closed"
+        if interrupts.left > 0:
+            break
+    assert place > 5
 
 
 def test_a_probe_that_is_interrupted_leaves_room_for_the_next(
