@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from ..calling import Caller
 from ..config import option
-from ..errors import BackendTimeout
+from ..errors import BackendTimeout, ConfigError
 from ..forking import renew_in_child
 from .guard import GuardedCalls
 
@@ -22,6 +22,12 @@ class LimitConfig:
 
     calls: int = option(16, doc="Calls that may be in the backend at once.")
     wait_s: float = option(5.0, unit="s", doc="How long a call waits for its turn, then fails.")
+
+    def __post_init__(self) -> None:
+        if self.calls < 1:
+            raise ConfigError(f"limit: calls must be at least 1, got {self.calls}")
+        if self.wait_s < 0:
+            raise ConfigError(f"limit: wait_s must not be negative, got {self.wait_s}")
 
 
 class Limit(GuardedCalls):
@@ -36,20 +42,25 @@ class Limit(GuardedCalls):
         renew_in_child(self, Limit._without_threads)
 
     def _without_threads(self) -> None:
-        self._turns = threading.Semaphore(self.config.calls)
+        # Not a semaphore: an interrupt could leave its lock locked.
+        self._turns: SimpleQueue[None] = SimpleQueue()
+        for _ in range(self.config.calls):
+            self._turns.put(None)
 
     def guard(self, operation: str, call: Callable[[], T]) -> T:
         turns = self._turns
-        if not turns.acquire(timeout=self.config.wait_s):
+        try:
+            turns.get(timeout=self.config.wait_s)
+        except Empty:
             raise BackendTimeout(
                 f"{self.config.calls} calls are under way and none ended in {self.config.wait_s} s",
                 backend=self.inner.name,
                 operation=operation,
-            )
+            ) from None
         try:
             return call()
         finally:
             if turns is self._turns:  # else the call forked, and this is the child
-                turns.release()
+                turns.put(None)
 
     spread = GuardedCalls.in_parts

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -24,6 +26,23 @@ def around(backend: object, cls: type[Any], **options: Any) -> tuple[Any, Caller
     """The middleware round the backend, and a caller of it."""
     layer = cls(Caller(backend, name="memory"), build_config(cls.Config, cls.__name__, options))
     return layer, Caller(layer, name="memory")
+
+
+class Interrupts:
+    """For `sys.setprofile`: raises KeyboardInterrupt the `left`-th time that Python looks for
+    signals, as a function begins ("call") and when a call has returned."""
+
+    def __init__(self, left: int, events: Collection[str] = ("call", "return", "c_return")) -> None:
+        self.left = left
+        self._events = events
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event not in self._events or argument is sys.setprofile:
+            return
+        self.left -= 1
+        if self.left == 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
 
 
 @pytest.fixture

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 import time
 from typing import Any
 
 import pytest
-from middleware.conftest import KEY, OTHER, around, down
+from middleware.conftest import KEY, OTHER, Interrupts, around, down
 from recording import RecordingBackend
 
-from hicache_storage import BackendError, BackendTimeout, BackendUnavailable, hookimpl
+from hicache_storage import (
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+    ConfigError,
+    hookimpl,
+    open_store,
+)
 from hicache_storage.middleware.deadline import Deadline
 from hicache_storage.middleware.limit import Limit
 
@@ -132,3 +141,33 @@ def test_a_call_waits_for_its_turn_no_longer_than_it_may() -> None:
         caller.exists([KEY], None)
     leave.set()
     first.join(30)
+
+
+def test_a_call_that_is_interrupted_gives_its_turn_back(backend: RecordingBackend) -> None:
+    """Wherever a function begins; where a lock may have been taken and not yet been let go."""
+    limit, caller = around(backend, Limit, calls=1, wait_s=0.01)
+    for place in itertools.count(1):
+        interrupts = Interrupts(place, ["call"])
+        sys.setprofile(interrupts)
+        try:
+            limit.guard("exists", lambda: None)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        if interrupts.left > 0:
+            break
+        thread = threading.Thread(target=caller.exists, args=([KEY], None), daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+        assert len(backend.calls) == place
+    assert place > 2
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [("calls=0", "at least 1, got 0"), ("wait_s=-1", "not be negative")]
+)
+def test_a_limit_that_no_call_could_pass_is_refused(option: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_store(f"memory://?limit.{option}")

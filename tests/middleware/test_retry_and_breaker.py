@@ -8,11 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from middleware.conftest import KEY, around, down
+from middleware.conftest import KEY, Interrupts, around, down
 from recording import RecordingBackend
 
 from hicache_storage import BackendUnavailable, hookimpl
@@ -149,22 +149,6 @@ def test_while_the_probe_is_under_way_no_other_call_passes(
     leave.set()
     probe.join(30)
     assert breaker.state == "closed"
-
-
-class Interrupts:
-    """For `sys.setprofile`: raises KeyboardInterrupt the `left`-th time that Python looks for
-    signals, as a function begins and when a call has returned."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call" or argument is sys.setprofile:
-            return
-        self.left -= 1
-        if self.left == 0:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("failing", [False, True])
