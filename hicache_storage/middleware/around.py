@@ -42,8 +42,13 @@ class Around:
         return self.inner.batch_get(keys, buffers, prefix_keys)
 
     def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
-        """Has the inner backend say how a batch is cut, and lend its threads."""
+        """Has the inner backend say how a batch is cut, and lend its threads. A wrapper that makes
+        calls again or counts them takes `whole` for its `spread`."""
         self.inner.spread(hook, page_bytes, count, work)
+
+    def whole(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        """A `spread` that leaves the batch one call."""
+        work(slice(0, count))
 
     @hookimpl
     def exists(self, keys: list[str], prefix_keys: list[str] | None) -> int:

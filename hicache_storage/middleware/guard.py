@@ -32,9 +32,8 @@ class GuardedCalls(Around):
         """Makes the call, now, later, again or not at all; a subclass says which."""
         raise NotImplementedError
 
-    def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
-        """Leaves the batch whole: `guard` may make a call again, or on another thread."""
-        work(slice(0, count))
+    spread = Around.whole
+    """`guard` may make a call again, or on another thread."""
 
     def in_parts(
         self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]

@@ -155,6 +155,9 @@ class FaultyBackend(Around):
         self._injections: list[Injection] = []
         self._lock = threading.Lock()
 
+    spread = Around.whole
+    """So that what is struck doesn't depend on the order of threads."""
+
     def inject(
         self,
         hook: str,

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from recording import RecordingBackend
 
 from hicache_storage import (
     BackendError,
@@ -209,6 +210,17 @@ def test_a_counting_backend_counts_calls_keys_tags_and_bytes():
         counting.reset()
         assert not counting.calls
         assert counting.set_bytes == 0
+
+
+@pytest.mark.parametrize("double", [FaultyBackend, CountingBackend])
+def test_doubles_have_batches_whole_whatever_the_backend_would_do_with_them(double):
+    backend = RecordingBackend()
+    backend.call_pages = 1
+    with Store(double(backend)) as store:
+        store.open()
+        assert all(store.batch_set(SPACE, KEYS, PAGES))
+        assert all(store.batch_get(SPACE, KEYS, [bytearray(200) for _ in KEYS]))
+    assert backend.requests("batch_set") == backend.requests("batch_get") == [KEYS]
 
 
 def test_doubles_go_round_one_another():
