@@ -8,10 +8,12 @@ the lower one, so what the upper tier serves is verified here as well as in Stor
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from ..backends.lending import THREADS, Lending, cut
 from ..calling import Caller
 from ..config import option
 from ..errors import BackendError, CorruptPage
@@ -45,6 +47,28 @@ class TierConfig:
     drain_s: float = option(30.0, unit="s", doc="How long closing waits for the queue.")
 
 
+class _Batch:
+    """What parts of a batch have in common. Only ever changes one way, so that it needs no lock."""
+
+    __slots__ = ("failure", "found")
+
+    def __init__(self) -> None:
+        self.found = False
+        """Whether either tier had one of its pages."""
+        self.failure: BackendError | None = None
+        """Why the lower tier wasn't read in one of its parts."""
+
+
+class _Here(threading.local):
+    """The batch of which this thread is at work on a part."""
+
+    batch: _Batch | None = None
+
+
+BY_THREADS_BYTES = 1 << 20
+"""Page size from which on a batch is read by THREADS."""
+
+
 class TierBackend:
     """Two backends as one. Its capabilities are those that both tiers have."""
 
@@ -68,6 +92,8 @@ class TierBackend:
         self.failures = FailureLog("tier")
         self.promotions = CopyQueue("promotion", config.queue, self._promote)
         self.write_back = CopyQueue("write-back", config.queue, self._write_lower)
+        self._lending = Lending("hicache-tier", THREADS, self.failures)
+        self._here = _Here()
 
     @hookimpl
     def open(self) -> None:
@@ -109,6 +135,39 @@ class TierBackend:
     def batch_get(
         self, keys: list[str], buffers: list[PageSpans], prefix_keys: list[str] | None
     ) -> list[bool]:
+        if self._here.batch is not None:
+            return self._read(self._here.batch, keys, buffers, prefix_keys)
+        batch = _Batch()
+        hits = self._read(batch, keys, buffers, prefix_keys)
+        self._settle(batch)
+        return hits
+
+    def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
+        """For Store: large pages are read, copied and checked by several threads. Each part is a
+        call to the tiers, so that what is round them sees whether it failed."""
+        if hook == "batch_set" or page_bytes < BY_THREADS_BYTES:
+            work(slice(0, count))
+            return
+        batch = _Batch()
+
+        def part(pages: slice) -> None:
+            before, self._here.batch = self._here.batch, batch
+            try:
+                work(pages)
+            finally:
+                self._here.batch = before
+
+        step = max(-(-count // THREADS), 1)
+        self._lending.serve(cut(count, step), count, part, min(THREADS, count))
+        self._settle(batch)
+
+    def _read(
+        self,
+        batch: _Batch,
+        keys: list[str],
+        buffers: list[PageSpans],
+        prefix_keys: list[str] | None,
+    ) -> list[bool]:
         hits = self._tolerant(
             "upper read",
             lambda: self.upper.batch_get(keys, buffers, prefix_keys),
@@ -119,21 +178,29 @@ class TierBackend:
             for key, spans, hit in zip(keys, buffers, hits, strict=True)
         ]
         rest = [i for i, hit in enumerate(hits) if not hit]
-        if not rest:
-            return hits
-
-        def read_lower() -> list[bool]:
-            return self.lower.batch_get(
-                [keys[i] for i in rest], [buffers[i] for i in rest], prefix_keys
-            )
-
-        missing = [False] * len(rest)
-        below = self._tolerant("lower read", read_lower, missing) if any(hits) else read_lower()
-        for i, hit in zip(rest, below, strict=True):
-            if hit:
-                hits[i] = True
-                self.promotions.put(keys[i], buffers[i])
+        if rest:
+            try:
+                below = self.lower.batch_get(
+                    [keys[i] for i in rest], [buffers[i] for i in rest], prefix_keys
+                )
+            except BackendError as error:
+                batch.failure = error.with_traceback(None)  # it leads to the buffers
+                below = [False] * len(rest)
+            for i, hit in zip(rest, below, strict=True):
+                if hit:
+                    hits[i] = True
+                    self.promotions.put(keys[i], buffers[i])
+        if any(hits):
+            batch.found = True
         return hits
+
+    def _settle(self, batch: _Batch) -> None:
+        """The lower tier's failure is the batch's only if neither tier had a page of it."""
+        if batch.failure is None:
+            return
+        if not batch.found:
+            raise batch.failure
+        self.failures.note("lower read", batch.failure)
 
     @hookimpl
     def exists(self, keys: list[str], prefix_keys: list[str] | None) -> int:
@@ -202,6 +269,7 @@ class TierBackend:
             self.failures.note("close", f"{lost} pages were not copied to the lower tier")
         self.write_back.stop()
         self.promotions.stop()
+        self._lending.close()
         self.upper.close()
         self.lower.close()
 
