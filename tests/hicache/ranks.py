@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Sequence
@@ -129,3 +130,6 @@ def run(rank: int, store: str, answers: Any) -> None:
         one.close()
     dist.destroy_process_group()
     answers.put((rank, results))
+    answers.close()
+    answers.join_thread()
+    os._exit(0)  # as gloo's own threads now and then abort a process that ends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Collection
 from types import FrameType
@@ -29,14 +30,26 @@ def around(backend: object, cls: type[Any], **options: Any) -> tuple[Any, Caller
 
 
 class Interrupts:
-    """For `sys.setprofile`: raises KeyboardInterrupt the `left`-th time that Python looks for
-    signals, as a function begins ("call") and when a call has returned."""
+    """Raises KeyboardInterrupt the `left`-th time that Python looks for signals, as a function
+    begins ("call") and when a call has returned."""
 
     def __init__(self, left: int, events: Collection[str] = ("call", "return", "c_return")) -> None:
         self.left = left
         self._events = events
 
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+    def during(self, call: Callable[[], object]) -> None:
+        """Makes the call, interrupted if it is long enough."""
+        gc.disable()  # callbacks of the collector would be interrupted too
+        sys.setprofile(self._profile)
+        try:
+            call()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+            gc.enable()
+
+    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if event not in self._events or argument is sys.setprofile:
             return
         self.left -= 1

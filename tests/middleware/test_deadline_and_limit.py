@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 from typing import Any
@@ -148,13 +147,7 @@ def test_a_call_that_is_interrupted_gives_its_turn_back(backend: RecordingBacken
     limit, caller = around(backend, Limit, calls=1, wait_s=0.01)
     for place in itertools.count(1):
         interrupts = Interrupts(place, ["call"])
-        sys.setprofile(interrupts)
-        try:
-            limit.guard("exists", lambda: None)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.setprofile(None)
+        interrupts.during(lambda: limit.guard("exists", lambda: None))
         if interrupts.left > 0:
             break
         thread = threading.Thread(target=caller.exists, args=([KEY], None), daemon=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -172,13 +171,7 @@ def test_a_probe_that_is_interrupted_anywhere_leaves_room_for_the_next(
                 breaker.guard("exists", lambda: None)
 
         interrupts = Interrupts(place)
-        sys.setprofile(interrupts)
-        try:
-            probed()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.setprofile(None)
+        interrupts.during(probed)
         backend.fail.clear()
         assert caller.exists([KEY], None) == 0
         assert breaker.state == "closed"
