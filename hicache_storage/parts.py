@@ -5,8 +5,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import Generic, TypeVar
 
 from .errors import ContractViolation
+
+T = TypeVar("T")
+
+
+class PartOf(threading.local, Generic[T]):
+    """The `batch` of which this thread is at work on a part, or None."""
+
+    batch: T | None = None
+
+    def of(self, batch: T, work: Callable[[slice], None]) -> Callable[[slice], None]:
+        """`work`, with parts of `batch`."""
+
+        def part(pages: slice) -> None:
+            before, self.batch = self.batch, batch
+            try:
+                work(pages)
+            finally:
+                self.batch = before
+
+        return part
 
 
 class Parts:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from ..failures import FailureLog
-from ..parts import Parts
+from ..parts import PartOf, Parts
 
 _MANY_CORES = 8
 THREADS = 4 if len(os.sched_getaffinity(0)) >= _MANY_CORES else 2
@@ -17,12 +17,6 @@ THREADS = 4 if len(os.sched_getaffinity(0)) >= _MANY_CORES else 2
 it. An LLM server's scheduler polls in the same interpreter, and each thread waits for it after
 every call of the system: beside it on 16 cores four threads read pages of 8 MiB 1.2 to 1.7 times
 as fast as two. On two cores more than two threads are in each other's way."""
-
-
-class _Within(threading.local):
-    """Whether this thread is at work on a part."""
-
-    part = False
 
 
 class Lending:
@@ -35,7 +29,7 @@ class Lending:
         self._name = name
         self._most = most
         self._failures = failures
-        self._within = _Within()
+        self._within = PartOf[bool]()
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
@@ -49,7 +43,7 @@ class Lending:
 
         A batch within such a call is a part already.
         """
-        if self._within.part:
+        if self._within.batch:
             work(slice(0, count))
             return
         todo = iter(parts)
@@ -71,12 +65,9 @@ class Lending:
             pool.shutdown()
 
     def _serve(self, todo: Iterator[slice], work: Callable[[slice], None]) -> None:
-        self._within.part = True
-        try:
-            for part in todo:  # whoever is free takes the next
-                work(part)
-        finally:
-            self._within.part = False
+        serve = self._within.of(True, work)
+        for part in todo:  # whoever is free takes the next
+            serve(part)
 
     def _ask_for_help(self, serve: Callable[[], None], threads: int) -> None:
         """Has up to so many other threads `serve`, when they are free; maybe after the batch."""

@@ -18,6 +18,7 @@ from ..config import option
 from ..forking import renew_lock_in_child
 from ..hookspecs import hookimpl
 from ..page import PageSpans
+from ..parts import PartOf
 from .around import Around
 
 
@@ -28,12 +29,6 @@ class ExistenceConfig:
     found_s: float = option(10.0, unit="s", doc="How long a page counts as stored; 0 for never.")
     missing_s: float = option(1.0, unit="s", doc="How long a page counts as missing; 0 for never.")
     pages: int = option(100_000, doc="Pages remembered at most; the oldest go first.")
-
-
-class _Here(threading.local):
-    """The batch of which this thread is at work on a part."""
-
-    missed: list[str] | None = None
 
 
 class ExistenceCache(Around):
@@ -48,7 +43,8 @@ class ExistenceCache(Around):
         self._lock = threading.Lock()
         renew_lock_in_child(self)
         self._writes = 0
-        self._here = _Here()
+        self._part_of = PartOf[list[str]]()
+        """What the batch has missed so far."""
 
     @hookimpl
     def exists(self, keys: list[str], prefix_keys: list[str] | None) -> int:
@@ -91,26 +87,18 @@ class ExistenceCache(Around):
         writes = self._writes
         hits = self.inner.batch_get(keys, buffers, prefix_keys)
         missed = [key for key, hit in zip(keys, hits, strict=True) if not hit]
-        if self._here.missed is None:
+        if self._part_of.batch is None:
             self._not_found(missed, writes)
         else:
             self._forget(missed)
-            self._here.missed.extend(missed)
+            self._part_of.batch.extend(missed)
         return hits
 
     def spread(self, hook: str, page_bytes: int, count: int, work: Callable[[slice], None]) -> None:
         """As the backend inside wants it. What its parts did not find is missing only if the batch
         as a whole doesn't fail."""
         writes, missed = self._writes, list[str]()
-
-        def part(pages: slice) -> None:
-            before, self._here.missed = self._here.missed, missed
-            try:
-                work(pages)
-            finally:
-                self._here.missed = before
-
-        self.inner.spread(hook, page_bytes, count, part)
+        self.inner.spread(hook, page_bytes, count, self._part_of.of(missed, work))
         self._not_found(missed, writes)
 
     @hookimpl

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from ..calling import Caller
 from ..hookspecs import hookimpl
 from ..page import PageSpans
+from ..parts import PartOf
 from .around import Around
 
 T = TypeVar("T")
-
-
-class _Here(threading.local):
-    """Whether this thread is at work on a part of a batch that is guarded as a whole."""
-
-    part = False
 
 
 class GuardedCalls(Around):
@@ -26,7 +20,8 @@ class GuardedCalls(Around):
 
     def __init__(self, inner: Caller) -> None:
         super().__init__(inner)
-        self._here = _Here()
+        self._within = PartOf[bool]()
+        """Whether a batch is guarded already."""
 
     def guard(self, operation: str, call: Callable[[], T]) -> T:
         """Makes the call, now, later, again or not at all; a subclass says which."""
@@ -40,14 +35,7 @@ class GuardedCalls(Around):
     ) -> None:
         """A `spread` for where `guard` makes each call at most once, on the caller's thread: the
         batch is cut as the backend inside wants it, behind one `guard`."""
-
-        def part(pages: slice) -> None:
-            before, self._here.part = self._here.part, True
-            try:
-                work(pages)
-            finally:
-                self._here.part = before
-
+        part = self._within.of(True, work)
         self._guarded(hook, lambda: self.inner.spread(hook, page_bytes, count, part))
 
     @hookimpl
@@ -71,4 +59,4 @@ class GuardedCalls(Around):
         return self._guarded("delete", lambda: self.inner.delete(keys))
 
     def _guarded(self, operation: str, call: Callable[[], T]) -> T:
-        return call() if self._here.part else self.guard(operation, call)
+        return call() if self._within.batch else self.guard(operation, call)

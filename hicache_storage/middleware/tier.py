@@ -8,7 +8,6 @@ the lower one, so what the upper tier serves is verified here as well as in Stor
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -22,6 +21,7 @@ from ..hookspecs import OPTIONAL_HOOKS, Scope, StoredPage, Usage, hookimpl
 from ..keys import split_stored_key
 from ..opening import build_from
 from ..page import PageSpans, check_page
+from ..parts import PartOf
 from .copying import CopyQueue
 
 T = TypeVar("T")
@@ -59,12 +59,6 @@ class _Batch:
         """Why the lower tier wasn't read in one of its parts."""
 
 
-class _Here(threading.local):
-    """The batch of which this thread is at work on a part."""
-
-    batch: _Batch | None = None
-
-
 BY_THREADS_BYTES = 1 << 20
 """Page size from which on a batch is read by THREADS."""
 
@@ -93,7 +87,7 @@ class TierBackend:
         self.promotions = CopyQueue("promotion", config.queue, self._promote)
         self.write_back = CopyQueue("write-back", config.queue, self._write_lower)
         self._lending = Lending("hicache-tier", THREADS, self.failures)
-        self._here = _Here()
+        self._part_of = PartOf[_Batch]()
 
     @hookimpl
     def open(self) -> None:
@@ -135,8 +129,8 @@ class TierBackend:
     def batch_get(
         self, keys: list[str], buffers: list[PageSpans], prefix_keys: list[str] | None
     ) -> list[bool]:
-        if self._here.batch is not None:
-            return self._read(self._here.batch, keys, buffers, prefix_keys)
+        if self._part_of.batch is not None:
+            return self._read(self._part_of.batch, keys, buffers, prefix_keys)
         batch = _Batch()
         hits = self._read(batch, keys, buffers, prefix_keys)
         self._settle(batch)
@@ -149,14 +143,7 @@ class TierBackend:
             work(slice(0, count))
             return
         batch = _Batch()
-
-        def part(pages: slice) -> None:
-            before, self._here.batch = self._here.batch, batch
-            try:
-                work(pages)
-            finally:
-                self._here.batch = before
-
+        part = self._part_of.of(batch, work)
         step = max(-(-count // THREADS), 1)
         self._lending.serve(cut(count, step), count, part, min(THREADS, count))
         self._settle(batch)

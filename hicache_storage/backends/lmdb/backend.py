@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from ...errors import BackendError, HiCacheStorageError
 from ...failures import FailureLog
 from ...hookspecs import StoredPage, Usage, hookimpl
 from ...page import PageSpans, spans_bytes
+from ...parts import PartOf
 from ..lending import THREADS, Lending, cut
 from .config import LmdbConfig
 from .environment import Environment
@@ -38,12 +38,6 @@ give the interpreter lock up for each of them."""
 _DAMAGE = (Inconsistent, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.CursorFullError)
 
 
-class _Here(threading.local):
-    """The batch of which this thread writes a part."""
-
-    batch: Batch | None = None
-
-
 class LmdbBackend:
     """Pages in the LMDB environment of a directory, shared by all processes of a host."""
 
@@ -55,7 +49,7 @@ class LmdbBackend:
         self.failures = FailureLog(f"lmdb store {config.path}")
         self._recency = Recency(config.recency_s)
         self._environment: Environment | None = None
-        self._part_of = _Here()
+        self._part_of = PartOf[Batch]()
         self._lending = Lending("hicache-lmdb", THREADS, self.failures)
 
     @property
@@ -101,12 +95,9 @@ class LmdbBackend:
 
     def _write(self, parts: Sequence[slice], work: Callable[[slice], None]) -> None:
         """The parts of a batch, one after the other."""
-        self._part_of.batch = Batch()
-        try:
-            for part in parts:
-                work(part)
-        finally:
-            self._part_of.batch = None
+        write = self._part_of.of(Batch(), work)
+        for part in parts:
+            write(part)
 
     @hookimpl
     def exists(self, keys: list[str]) -> int:

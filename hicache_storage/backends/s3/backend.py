@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,6 +9,7 @@ from ...errors import BackendError, BackendTimeout, BackendUnavailable, ConfigEr
 from ...failures import FailureLog
 from ...hookspecs import StoredPage, Usage, hookimpl
 from ...page import PageSpans
+from ...parts import PartOf
 from ..lending import THREADS, Lending, cut
 from .answers import Meaning
 from .call import FORBIDDEN_S, Batch, Call, Result
@@ -25,12 +25,6 @@ _PROBE = ".probe"
 BY_THREADS_BYTES = 1 << 20
 """Page size from which on a batch is read by THREADS: then a thread is kept busy by what the
 sockets hold for it, not by waiting."""
-
-
-class _Here(threading.local):
-    """The batch of which this thread is at work on a part."""
-
-    batch: Batch | None = None
 
 
 class S3Backend:
@@ -49,7 +43,7 @@ class S3Backend:
         self._names = Names(config.prefix)
         self._here = LiveHere(self._connect)
         self._lending = Lending("hicache-s3", THREADS, self.failures)
-        self._part_of = _Here()
+        self._part_of = PartOf[Batch]()
 
     def __repr__(self) -> str:
         return f"S3Backend(bucket={self.config.bucket!r}, prefix={self.config.prefix!r})"
@@ -109,17 +103,15 @@ class S3Backend:
         batch = Batch(self._until_s(), in_parts=True)
 
         def read(part: slice) -> None:
-            self._part_of.batch = batch
             try:
                 work(part)
             except BaseException:
                 batch.given_up = True
                 raise
-            finally:
-                self._part_of.batch = None
 
         step = max(-(-count // THREADS), 1)
-        self._lending.serve(cut(count, step), count, read, min(THREADS, count))
+        part = self._part_of.of(batch, read)
+        self._lending.serve(cut(count, step), count, part, min(THREADS, count))
         if batch.unread:
             self._settle(batch)
 
