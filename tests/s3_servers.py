@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import importlib.util
 import itertools
@@ -46,12 +45,9 @@ class Server:
         )
 
     def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
-            self._process.kill()
-            self._process.wait()
+        # At once: pytest doesn't wait for its workers to end, and its data is for nobody.
+        self._process.kill()
+        self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait(self, seconds: float) -> None:
