@@ -110,9 +110,18 @@ def copy_stretches(copies: Copies, stream: int, *, batched: bool, idle: bool = F
     if batched and _has("cuMemcpyBatchAsync"):
         _batches(*copies, stream, _FIRST_BATCH if idle else _BATCH)
         return
-    call, handle = _call("cuMemcpyAsync"), ctypes.c_void_p(stream)
     for source, target, size in zip(*(array.tolist() for array in copies), strict=True):
-        call(ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(size), handle)
+        copy_one(source, target, size, stream)
+
+
+def copy_one(source: int, target: int, size: int, stream: int) -> None:
+    """One copy of `size` bytes between two addresses."""
+    _call("cuMemcpyAsync")(
+        ctypes.c_uint64(target),
+        ctypes.c_uint64(source),
+        ctypes.c_size_t(size),
+        ctypes.c_void_p(stream),
+    )
 
 
 def _batches(sources: Words, targets: Words, sizes: Words, stream: int, batch: int) -> None:
@@ -174,15 +183,12 @@ def _batches_of_rows(pieces: Sequence[RowCopies], stream: int) -> None:
 
 
 def _one_by_one(piece: RowCopies, stream: int, to_device: bool) -> None:
-    handle = ctypes.c_void_p(stream)
     pairs = zip(piece.source.tolist(), piece.target.tolist(), strict=True)
     if piece.height == 1:
-        call = _call("cuMemcpyAsync")
-        width = ctypes.c_size_t(piece.width)
         for source, target in pairs:
-            call(ctypes.c_uint64(target), ctypes.c_uint64(source), width, handle)
+            copy_one(source, target, piece.width, stream)
         return
-    call = _call("cuMemcpy2DAsync_v2")
+    call, handle = _call("cuMemcpy2DAsync_v2"), ctypes.c_void_p(stream)
     ends = (_HOST, _DEVICE) if to_device else (_DEVICE, _HOST)
     shape = _Copy2D(
         source_type=ends[0],

@@ -19,7 +19,7 @@ from .lanes import Lane
 from .movers import KernelMover
 from .routes import Route, Routes
 from .row_copies import RowCopies, Runs, runs, view_copies
-from .strategy import Step, Strategy, Way, backup_way, load_steps
+from .strategy import Step, Strategy, Way, backup_way, load_steps, pages_first
 from .stretches import Pages, Stretches
 
 WRITING_PROGRAMS = 2
@@ -50,32 +50,27 @@ def backup(
     by_way: dict[Way, list[Routes]] = {}
     for pair in pairs:
         by_way.setdefault(_backup_way(lane, pair, run_pages, strategy), []).append(pair)
-    if "staged" in by_way:
-        _backup_staged(by_way["staged"], device_slots, host_slots, lane)
+    staged = by_way.get("staged", [])
+    kernels = all(_kernels(lane, pair) for pair in staged)
+    first = pages_first(len(host_slots), strategy, kernels=kernels)
+    by_kernel = dict.fromkeys(staged, first) if first else {}
+    by_kernel |= dict.fromkeys(by_way.get("kernel", ()), len(host_slots))
+    if by_kernel:
+        _backup_by_kernel(by_kernel, device_slots, host_slots, lane)
+    if staged and first < len(host_slots):
+        _backup_staged(staged, device_slots[first:], host_slots[first:], lane)
     for pair in by_way.get("rows", ()):
         found = runs(host_slots, device_slots)
         for ours, theirs in zip(pair.spaced or (), pair.host.parts, strict=True):
             rows = view_copies(ours, theirs, device_slots, host_slots, found)
             lane.copy(rows, to_device=False, pinned=pair.pinned)
-    idle = not by_way.keys() & {"staged", "rows"}
+    idle = not by_kernel and not by_way.keys() & {"staged", "rows"}
     for pair in by_way.get("direct", ()):
         pages = _stretches(pair).of(device_slots, host_slots, runs(host_slots, device_slots))
         for layer in pair.host.layers:
             copies = pages.copies(layer, to_device=False)
             lane.copy_stretches(copies, pinned=pair.pinned, idle=idle)
             idle = False
-    if "kernel" in by_way:
-        with lane.on(lane.link):
-            on_device, in_host = lane.upload(device_slots, host_slots)
-            for pair in by_way["kernel"]:
-                lane.mover.move(
-                    pair.host,
-                    on_device,
-                    in_host,
-                    pair.host.layers,
-                    to_pool=False,
-                    programs=WRITING_PROGRAMS,
-                )
     return [lane.record(lane.link)]
 
 
@@ -91,14 +86,30 @@ def _backup_way(lane: Lane, pair: Routes, run_pages: float, strategy: Strategy) 
     )
 
 
+def _backup_by_kernel(
+    pairs: Mapping[Routes, int], device_slots: Slots, host_slots: Slots, lane: Lane
+) -> None:
+    """So many of the first pages of each pair."""
+    on_device, in_host = lane.upload(lane.link, device_slots, host_slots)
+    with lane.on(lane.link):
+        for pair, count in pairs.items():
+            lane.mover.move(
+                pair.host,
+                on_device[:count],
+                in_host[:count],
+                pair.host.layers,
+                to_pool=False,
+                programs=WRITING_PROGRAMS,
+            )
+
+
 def _backup_staged(
     pairs: Sequence[Routes], device_slots: Slots, host_slots: Slots, lane: Lane
 ) -> None:
     """All layers of some pages at a time, of target and draft together."""
     page_bytes = [pair.staged_bytes(pair.host.layers) for pair in pairs]
     at_a_time = _pages_at_a_time(lane, sum(page_bytes))
-    with lane.on(lane.side):
-        (on_device,) = lane.upload(device_slots)
+    (on_device,) = lane.upload(lane.side, device_slots)
     for some in _pieces(len(host_slots), at_a_time, "first"):
         slots = host_slots[some]
         half, memory = lane.half(at_a_time * sum(page_bytes))
@@ -209,11 +220,11 @@ class _Loading:
 
     def _by_kernel(self, pair: Routes, layers: range) -> None:
         lane = self.lane
+        if self._on_link is None:
+            slots = self._given if self._starts_early else self._in_order
+            self._on_link = lane.upload(lane.link, *slots)
+        on_device, in_host = self._on_link
         with lane.on(lane.link):
-            if self._on_link is None:
-                slots = self._given if self._starts_early else self._in_order
-                self._on_link = lane.upload(*slots)
-            on_device, in_host = self._on_link
             lane.mover.move(
                 pair.host, on_device, in_host, layers, to_pool=True, programs=READING_PROGRAMS
             )
@@ -231,8 +242,7 @@ class _Loading:
         lane = self.lane
         device_slots, host_slots = self._in_order
         if self._on_side is None:
-            with lane.on(lane.side):
-                (self._on_side,) = lane.upload(device_slots)
+            (self._on_side,) = lane.upload(lane.side, device_slots)
         page_bytes = pair.staged_bytes(layers)
         at_a_time = _pages_at_a_time(lane, page_bytes)
         few: Few = "last" if layers.stop == pair.geometry.layers else "none"
@@ -327,8 +337,7 @@ def prepare(pair: Routes, lane: Lane, *, to_pool: bool, strategy: Strategy) -> N
         found = {_backup_way(lane, pair, run, strategy) for run in (1.0, 1e6)}
         groups = {layers} if "staged" in found else set()
     for stream in lane.streams:
-        with lane.on(stream):
-            lane.upload(np.zeros(1, dtype=np.int64))
+        lane.upload(stream, np.zeros(1, dtype=np.int64))
     for group in groups:
         page_bytes = pair.staged_bytes(group)
         for _ in range(2):

@@ -23,7 +23,7 @@ def page_list(name: str, indices: Any, num_pages: int, *, distinct: bool = False
             f"{name}: expected an int64 tensor of shape (n,), got {indices.dtype} of shape "
             f"{tuple(indices.shape)}"
         )
-    slots: Slots = indices.detach().cpu().numpy()
+    slots: Slots = (indices if indices.device.type == "cpu" else indices.cpu()).numpy()
     if len(slots) == 0:
         return slots
     highest = int(slots.view(np.uint64).max())  # a negative one counts as very high

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from . import copy_engine
 from .indices import Slots
+from .memory import HostMemory
 from .movers import Mover, cuda_mover
 from .row_copies import RowCopies
 from .stretches import Copies
@@ -25,9 +26,10 @@ STAGED_BYTES = (128 << 20) + (1 << 20)
 needs them; pages that are larger make them larger. While a long kernel of the model holds every
 multiprocessor, no half is filled: both must last until its end. Halves of 64 MiB cost the calling
 thread two thirds more, and 0.5 % of a backup's rate."""
-_PINNED_SLOTS = 4096
+_LIST = 4096
+"""Slots of the shortest list that a lane makes room for."""
 _LISTS = 4
-"""Pinned lists that a lane keeps, for as many uploads that may be under way."""
+"""Pinned lists that a lane has at first; more if as many uploads are under way."""
 _POSITIONS = 4096
 
 
@@ -41,10 +43,13 @@ class Half:
 
 
 class _Pinned:
-    """Pinned memory for lists of slots."""
+    """Pinned memory for lists of slots. It isn't torch's, which would give it to others while a
+    copy that torch knows nothing of reads it."""
 
     def __init__(self, slots: int) -> None:
-        self.memory = torch.empty(slots, dtype=torch.int64, pin_memory=True)
+        self._memory = HostMemory(slots * torch.int64.itemsize, pin=True)
+        self.slots: Slots = self._memory.tensor.view(torch.int64).numpy()
+        self.address = self._memory.tensor.data_ptr()
         self.read: Any = None
         """The event after which it may be written again; None if it never was."""
 
@@ -72,6 +77,7 @@ class Lane:
         self._halves = (Half(), Half())
         self._turn = 0
         self._positions: Tensor | None = None
+        self._uploaded: dict[Any, Tensor] = {}
         self._start()
 
     def _start(self) -> None:
@@ -79,7 +85,7 @@ class Lane:
         self.side = torch.cuda.Stream(self.device, priority=-1)
         self.mover = cuda_mover()
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        self._lists = deque(_Pinned(_PINNED_SLOTS) for _ in range(_LISTS))
+        self._lists = deque(_Pinned(_LIST) for _ in range(_LISTS))
 
     @property
     def streams(self) -> tuple[Any, ...]:
@@ -114,27 +120,32 @@ class Lane:
         if event is not None:
             stream.wait_event(event)
 
-    def upload(self, *lists: Slots) -> Tensor:
-        """Equally long lists of slots on the device, a row each, for use on the current stream.
-        Through pinned memory, else the copy would hold up the CPU until the stream gets to it."""
+    def upload(self, stream: Any, *lists: Slots) -> Tensor:
+        """Equally long lists of slots on the device, a row each, for use on this stream until the
+        next upload there. Through pinned memory, else the copy would hold up the CPU until the
+        stream gets to it; and by the driver, which takes a third less of the CPU than torch."""
         count = len(lists) * len(lists[0])
-        taken = self._pinned(count)
-        pinned = taken.memory[:count]
-        np.concatenate(lists, out=pinned.numpy())
-        on_device = pinned.to(self.device, non_blocking=True)
-        taken.read = torch.cuda.Event()
-        taken.read.record()
-        return on_device.view(len(lists), len(lists[0]))
+        pinned = self._pinned(count)
+        np.concatenate(lists, out=pinned.slots[:count])
+        on_device = self._uploaded.get(stream)
+        if on_device is None or len(on_device) < count:
+            with self.on(stream):
+                on_device = torch.empty(_room(count), dtype=torch.int64, device=self.device)
+            self._uploaded[stream] = on_device
+        size = count * pinned.slots.itemsize
+        copy_engine.copy_one(pinned.address, on_device.data_ptr(), size, stream.cuda_stream)
+        pinned.read = self.record(stream)
+        return on_device[:count].view(len(lists), len(lists[0]))
 
     def _pinned(self, count: int) -> _Pinned:
         """Pinned memory for `count` slots that nothing reads any more."""
-        if count <= _PINNED_SLOTS:
-            oldest = self._lists[0]
-            if oldest.read is None or oldest.read.query():
-                self._lists.rotate(-1)
-                return oldest
-        # Of few sizes, so that torch finds one that it has already: pinning is slow.
-        return _Pinned(-(-count // _PINNED_SLOTS) * _PINNED_SLOTS)
+        for _ in range(len(self._lists)):
+            self._lists.rotate(-1)
+            last = self._lists[-1]
+            if len(last.slots) >= count and (last.read is None or last.read.query()):
+                return last
+        self._lists.append(_Pinned(_room(count)))
+        return self._lists[-1]
 
     def positions(self, count: int) -> Tensor:
         """0 to `count` - 1 on the device."""
@@ -166,6 +177,11 @@ class Lane:
     def copy_stretches(self, copies: Copies, *, pinned: bool, idle: bool = False) -> None:
         """The same, of stretches. `idle`: nothing was copied before by the same call."""
         copy_engine.copy_stretches(copies, self.link.cuda_stream, batched=pinned, idle=idle)
+
+
+def _room(count: int) -> int:
+    """Slots that a list has room for: of few sizes, so that it is seldom made anew."""
+    return max(_LIST, 1 << (count - 1).bit_length())
 
 
 @functools.lru_cache(maxsize=32)

@@ -47,7 +47,8 @@ LOAD_STRETCH = 512 << 10
 reach 53.9 as long as the calling thread can ask for so many."""
 FIRST_SHARE = 16
 """1 in this many layers is loaded back by itself where the rest comes in groups, so that the
-forward pass starts early: token-layer pages by kernel, layer-token pages direct."""
+forward pass starts early: token-layer pages by kernel, layer-token pages direct. Of a staged backup
+a kernel takes 1 in this many pages, so that the link is busy while the rest is being prepared."""
 
 
 class Step(NamedTuple):
@@ -89,6 +90,11 @@ def backup_way(
         return "direct" if by_layer else "rows"
     long = not by_layer and part_bytes * run_pages >= STAGED_STRETCH
     return "staged" if only_copies or long else "kernel"
+
+
+def pages_first(count: int, strategy: Strategy, *, kernels: bool) -> int:
+    """How many of `count` pages a kernel takes before the others are staged."""
+    return -(-count // FIRST_SHARE) if kernels and strategy == "auto" else 0
 
 
 def load_steps(

@@ -207,4 +207,5 @@ def prepare(pair: Pair, out: Lane, back: Lane, strategy: Strategy) -> None:
     """Does for copies between these pools what would make the first ones slower than others:
     kernels are compiled, staging memory is made."""
     for lane, to_pool in ((out, False), (back, True)):
-        cuda_copies.prepare(routes(*pair), lane, to_pool=to_pool, strategy=strategy)
+        with torch.cuda.device(lane.device):
+            cuda_copies.prepare(routes(*pair), lane, to_pool=to_pool, strategy=strategy)

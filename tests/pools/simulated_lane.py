@@ -96,7 +96,7 @@ class SimulatedLane(Lane):
         if event is not None:
             stream.work.append(event)
 
-    def upload(self, *lists: Slots) -> torch.Tensor:
+    def upload(self, stream: Any, *lists: Slots) -> torch.Tensor:
         return torch.from_numpy(np.stack(lists))
 
     def positions(self, count: int) -> torch.Tensor:

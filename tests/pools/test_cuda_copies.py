@@ -246,6 +246,22 @@ def test_layers_arrive_before_the_last_one_where_most_come_in_groups(layout: Lay
     assert not any(event.query() for event in by_layer[-1])
 
 
+@pytest.mark.parametrize("chosen", STRATEGIES)
+def test_a_staged_backup_starts_before_the_pages_are_staged(chosen: Strategy) -> None:
+    """A kernel takes the first ones meanwhile, unless only copies may be made."""
+    geometry = replace(MLA, layers=8, head_dim=512, page_size=64)
+    device, host = device_pool(geometry, 64), HostPool(geometry, 64, "page_first")
+    fill_random(device, 1)
+    poison(host)
+    lane = SimulatedLane(1 << 22, kernels=True, seed=3)
+    pages = as_slots(range(40))
+    cuda_copies.backup(ways([(device, host)]), pages, pages, lane, chosen)
+    while lane.link.ready():
+        lane.link.step()
+    moved = [page_bytes(device, page, "token_layer") == host_page(host, page) for page in range(40)]
+    assert moved.count(True) == {"auto": 3, "copy_engine": 0, "kernel": 40}[chosen]
+
+
 def test_no_page_at_all_still_gives_every_layer_its_event() -> None:
     pairs = ways([(device_pool(MHA, 2), HostPool(MHA, 2))])
     lane = SimulatedLane(1 << 20, kernels=True, seed=1)
