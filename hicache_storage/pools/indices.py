@@ -23,10 +23,10 @@ def page_list(name: str, indices: Any, num_pages: int, *, distinct: bool = False
             f"{name}: expected an int64 tensor of shape (n,), got {indices.dtype} of shape "
             f"{tuple(indices.shape)}"
         )
-    slots: Slots = (indices if indices.device.type == "cpu" else indices.cpu()).numpy()
+    slots: Slots = (indices if indices.is_cpu else indices.cpu()).numpy()
     if len(slots) == 0:
         return slots
-    highest = int(slots.view(np.uint64).max())  # a negative one counts as very high
+    highest = int(np.maximum.reduce(slots.view(np.uint64)))  # a negative one counts as very high
     if highest >= num_pages:
         wrong = highest if highest < 1 << 63 else int(slots.min())
         raise PageSizeMismatch(

@@ -13,6 +13,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+CAN_LAUNCH_COMPILED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
+"""Whether what a launch gives back is launched with the same arguments: that takes half as long,
+since Triton doesn't look for what it has compiled for such arguments. Their types and the
+compile-time ones must stay the same."""
 ELEMENTS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 """Types by size in bytes. Two adjacent ones of 8 make an access of 16 bytes."""
 

@@ -77,12 +77,13 @@ class Lane:
         self._halves = (Half(), Half())
         self._turn = 0
         self._positions: Tensor | None = None
-        self._uploaded: dict[Any, Tensor] = {}
+        self._uploaded: dict[int, Tensor] = {}
         self._start()
 
     def _start(self) -> None:
         self.link = torch.cuda.Stream(self.device, priority=-1)
         self.side = torch.cuda.Stream(self.device, priority=-1)
+        self._given = torch.cuda.Event()
         self.mover = cuda_mover()
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._lists = deque(_Pinned(_LIST) for _ in range(_LISTS))
@@ -100,8 +101,9 @@ class Lane:
                 "pages can't be moved while the current stream is captured into a CUDA graph: "
                 "ask for copies before the graph is captured or replayed"
             )
-        given = self.record(torch.cuda.current_stream(self.device))
-        for event in (given, *events):
+        # The waits are for what it stands for now; so it may be recorded again by the next call.
+        self._given.record(torch.cuda.current_stream(self.device))
+        for event in (self._given, *events):
             for stream in self.streams:
                 self.wait(stream, event)
 
@@ -120,22 +122,24 @@ class Lane:
         if event is not None:
             stream.wait_event(event)
 
-    def upload(self, stream: Any, *lists: Slots) -> Tensor:
-        """Equally long lists of slots on the device, a row each, for use on this stream until the
-        next upload there. Through pinned memory, else the copy would hold up the CPU until the
-        stream gets to it; and by the driver, which takes a third less of the CPU than torch."""
-        count = len(lists) * len(lists[0])
+    def upload(self, stream: Any, *lists: Slots) -> list[Tensor]:
+        """Equally long lists of slots on the device, for use on this stream until the next upload
+        there. Through pinned memory, else the copy would hold up the CPU until the stream gets to
+        it; and by the driver, which takes a third less of the CPU than torch."""
+        length = len(lists[0])
+        count = len(lists) * length
         pinned = self._pinned(count)
         np.concatenate(lists, out=pinned.slots[:count])
-        on_device = self._uploaded.get(stream)
+        handle = stream.cuda_stream
+        on_device = self._uploaded.get(handle)
         if on_device is None or len(on_device) < count:
             with self.on(stream):
                 on_device = torch.empty(_room(count), dtype=torch.int64, device=self.device)
-            self._uploaded[stream] = on_device
+            self._uploaded[handle] = on_device
         size = count * pinned.slots.itemsize
-        copy_engine.copy_one(pinned.address, on_device.data_ptr(), size, stream.cuda_stream)
+        copy_engine.copy_one(pinned.address, on_device.data_ptr(), size, handle)
         pinned.read = self.record(stream)
-        return on_device[:count].view(len(lists), len(lists[0]))
+        return [on_device[start : start + length] for start in range(0, count, length)]
 
     def _pinned(self, count: int) -> _Pinned:
         """Pinned memory for `count` slots that nothing reads any more."""

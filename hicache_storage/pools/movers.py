@@ -12,7 +12,7 @@ import importlib.util
 import logging
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -96,6 +96,62 @@ class _Planes:
         first = bisect.bisect_left(self.layers, layers.start)
         return first, bisect.bisect_left(self.layers, layers.stop) - first
 
+    @functools.cached_property
+    def units_a_page(self) -> int:
+        """Of a plane; see `_unit_bytes`."""
+        return self.tokens * (self.row_bytes // _unit_bytes(self))
+
+    @functools.cached_property
+    def launches(self) -> tuple[_Launch, _Launch]:
+        """Of the kernel, out of the pool and into it."""
+        return _Launch(self, to_pool=False), _Launch(self, to_pool=True)
+
+
+class _Launch:
+    """The kernel for some planes in one direction, with all that is the same each time."""
+
+    def __init__(self, planes: _Planes, *, to_pool: bool) -> None:
+        from . import kernels
+
+        self._kernels = kernels
+        self._planes = planes
+        self._to_pool = to_pool
+        unit = _unit_bytes(planes)
+        element = math.gcd(unit, planes.aligned, 8)
+        pool = planes.pool_bases, planes.pool_steps
+        other = planes.other_bases, planes.other_steps
+        source, target = (other, pool) if to_pool else (pool, other)
+        self._bases = source[0], target[0]
+        self._constants = (
+            *source[1],
+            *target[1],
+            planes.tokens,
+            planes.row_bytes // unit,
+            unit // element,
+            kernels.ELEMENTS[element],
+            element,
+            planes.aligned,
+            max(1, _TILE // (unit // element)),
+            planes.tokens > 1 or planes.other_steps[0] != planes.row_bytes,
+        )
+        self._compiled: Any = None
+
+    def __call__(
+        self, pool_slots: Tensor, other_slots: Tensor, layers: range, programs: int
+    ) -> None:
+        first, count = self._planes.of(layers)
+        if not count:
+            return
+        ends = (other_slots, pool_slots) if self._to_pool else (pool_slots, other_slots)
+        units = len(pool_slots) * self._planes.units_a_page
+        arguments = *self._bases, *ends, first, count, units, *self._constants
+        if self._compiled is not None:
+            self._compiled[programs, 1, 1](*arguments)
+            return
+        launched = self._kernels.move_rows[(programs,)](*arguments, num_warps=_WARPS)
+        if self._kernels.CAN_LAUNCH_COMPILED:
+            self._compiled = launched
+
 
 class KernelMover:
     """By `kernels.move_rows`: one launch for each shape of rows, K and V together if equal."""
@@ -116,57 +172,15 @@ class KernelMover:
         if route.prepared is None:
             route.prepared = _planes(route)
         for planes in route.prepared:
-            units_a_page = planes.tokens * (planes.row_bytes // _unit_bytes(planes))
-            step = max(1, _MOST_UNITS // units_a_page)
+            step = max(1, _MOST_UNITS // planes.units_a_page)
             for start in range(0, max(1, len(pool_slots)), step):
                 ends = pool_slots[start : start + step], other_slots[start : start + step]
-                _launch(planes, *ends, layers, to_pool, programs)
+                planes.launches[to_pool](*ends, layers, programs)
 
     def prepare(self, route: Route, *, to_pool: bool) -> None:
         """Compiles what `move` will need."""
         none = torch.empty(0, dtype=torch.int64, device=route.pool.device)
         self.move(route, none, none, route.layers, to_pool=to_pool, programs=1)
-
-
-def _launch(
-    planes: _Planes,
-    pool_slots: Tensor,
-    other_slots: Tensor,
-    layers: range,
-    to_pool: bool,
-    programs: int,
-) -> None:
-    from . import kernels
-
-    first, count = planes.of(layers)
-    if not count:
-        return
-    unit = _unit_bytes(planes)
-    element = math.gcd(unit, planes.aligned, 8)
-    units_a_row = planes.row_bytes // unit
-    pool = planes.pool_bases, pool_slots, planes.pool_steps
-    other = planes.other_bases, other_slots, planes.other_steps
-    source, target = (other, pool) if to_pool else (pool, other)
-    kernels.move_rows[(programs,)](
-        source[0],
-        target[0],
-        source[1],
-        target[1],
-        first,
-        count,
-        len(pool_slots) * planes.tokens * units_a_row,
-        *source[2],
-        *target[2],
-        planes.tokens,
-        units_a_row,
-        unit // element,
-        kernels.ELEMENTS[element],
-        element,
-        planes.aligned,
-        max(1, _TILE // (unit // element)),
-        planes.tokens > 1 or planes.other_steps[0] != planes.row_bytes,
-        num_warps=_WARPS,
-    )
 
 
 def _unit_bytes(planes: _Planes) -> int:

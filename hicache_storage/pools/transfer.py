@@ -178,11 +178,11 @@ def _load_cpu(device: DevicePool, host: HostPool, source: Slots, destination: Sl
 def _pools(device_pool: DevicePool, host_pool: HostPool, draft: Pair | None) -> list[Pair]:
     pools = [(device_pool, host_pool), *([draft] if draft is not None else [])]
     for device, host in pools:
-        if device.geometry != host.geometry:
+        if device.geometry is not host.geometry and device.geometry != host.geometry:
             raise ConfigError(
                 f"the host pool is for {host.geometry}, the device pool has {device.geometry}"
             )
-        if device.device != device_pool.device:
+        if device is not device_pool and device.device != device_pool.device:
             raise ConfigError(f"draft on {device.device}, target on {device_pool.device}")
     return pools
 

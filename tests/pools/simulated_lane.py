@@ -96,8 +96,8 @@ class SimulatedLane(Lane):
         if event is not None:
             stream.work.append(event)
 
-    def upload(self, stream: Any, *lists: Slots) -> torch.Tensor:
-        return torch.from_numpy(np.stack(lists))
+    def upload(self, stream: Any, *lists: Slots) -> list[torch.Tensor]:
+        return [torch.from_numpy(slots.copy()) for slots in lists]
 
     def positions(self, count: int) -> torch.Tensor:
         return torch.arange(count)
