@@ -126,7 +126,7 @@ def copy_one(source: int, target: int, size: int, stream: int) -> None:
 
 def _batches(sources: Words, targets: Words, sizes: Words, stream: int, batch: int) -> None:
     """In calls of `batch` copies, then of twice as many, up to _BATCH."""
-    source, target, size = sources.ctypes.data, targets.ctypes.data, sizes.ctypes.data
+    source, target, size = map(_address, (sources, targets, sizes))
     attributes, first = ctypes.byref(_IN_STREAM_ORDER), ctypes.byref(_FIRST)
     call, failed = _versioned("cuMemcpyBatchAsync")
     start = 0
@@ -145,6 +145,12 @@ def _batches(sources: Words, targets: Words, sizes: Words, stream: int, batch: i
         )
         start += batch
         batch = min(2 * batch, _BATCH)
+
+
+def _address(array: Words) -> int:
+    # What `array.ctypes` says too, after more work.
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _widths(piece: RowCopies) -> npt.NDArray[np.uint64]:
@@ -175,7 +181,7 @@ def _batches_of_rows(pieces: Sequence[RowCopies], stream: int) -> None:
         batch = operations[start : start + _BATCH]
         call(
             ctypes.c_size_t(len(batch)),
-            ctypes.c_void_p(batch.ctypes.data),
+            ctypes.c_void_p(_address(batch)),
             *failed,
             ctypes.c_ulonglong(0),
             ctypes.c_void_p(stream),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,13 +61,13 @@ class PageGeometry:
         """Elements per head of each part: (K, V), or (latent,)."""
         return (self.head_dim,) if self.kind == "mla" else (self.head_dim, self.v_head_dim)
 
-    @property
+    @functools.cached_property
     def part_bytes(self) -> tuple[int, ...]:
         """Bytes of each part in one page: (K, V), or (latent,)."""
         rows = self.layers * self.page_size * self.heads * self.dtype.itemsize
         return tuple(rows * dim for dim in self.row_dims)
 
-    @property
+    @functools.cached_property
     def page_bytes(self) -> int:
         """Payload bytes of a page."""
         return sum(self.part_bytes)

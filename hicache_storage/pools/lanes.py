@@ -18,6 +18,7 @@ from . import copy_engine
 from .indices import Slots
 from .memory import HostMemory
 from .movers import Mover, cuda_mover
+from .routes import Routes
 from .row_copies import RowCopies
 from .stretches import Copies
 
@@ -92,6 +93,10 @@ class Lane:
     def streams(self) -> tuple[Any, ...]:
         """Both of them."""
         return self.link, self.side
+
+    def reaches(self, pair: Routes) -> bool:
+        """Whether a kernel reaches the pair's host pool."""
+        return self.mover.reaches_host and pair.pinned
 
     def begin(self, events: Sequence[Any] = ()) -> None:
         """Has what follows wait for what the current stream has been given, and for `events`.

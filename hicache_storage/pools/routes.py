@@ -18,7 +18,7 @@ from torch import Tensor
 from . import layouts
 from .device import DevicePool
 from .host import HostPool
-from .stretches import stretches
+from .stretches import Stretches, stretches
 
 _ALIGNMENT = 256
 _KEPT = 256
@@ -69,6 +69,12 @@ class Routes:
         self.spaced = _spaced(pool)
         """The pool's parts as views (P, L, S, H, B) if their layers lie in one allocation at equal
         distances, else None."""
+
+    def needed_stretches(self) -> Stretches:
+        """`stretches`, of a pair whose pages go direct."""
+        if self.stretches is None:
+            raise AssertionError("only stretches go direct")
+        return self.stretches
 
     def staged_bytes(self, layers: range) -> int:
         """What a page takes in a staging area that holds these layers."""

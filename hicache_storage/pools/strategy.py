@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
@@ -67,7 +67,7 @@ def check_strategy(strategy: str) -> None:
 def backup_way(
     geometry: PageGeometry,
     layout: Layout,
-    run_pages: float,
+    run_pages: Callable[[], float],
     strategy: Strategy,
     *,
     kernels: bool,
@@ -76,7 +76,7 @@ def backup_way(
 ) -> Way:
     """How a backup goes.
 
-    `run_pages` is how many pages follow each other in the host pool on average; `kernels` whether
+    `run_pages` says how many pages follow each other in the host pool on average; `kernels` whether
     a kernel can write to it; `dense` whether a page of one layer is one stretch at both ends;
     `spaced` whether the device pool's layers are equally spaced in one allocation, so that a page
     is one copy.
@@ -88,8 +88,9 @@ def backup_way(
     by_layer = layout == "layer_first" or geometry.layers == 1
     if dense and part_bytes // geometry.layers >= DIRECT_STRETCH and (by_layer or spaced):
         return "direct" if by_layer else "rows"
-    long = not by_layer and part_bytes * run_pages >= STAGED_STRETCH
-    return "staged" if only_copies or long else "kernel"
+    if only_copies or (not by_layer and part_bytes * run_pages() >= STAGED_STRETCH):
+        return "staged"
+    return "kernel"
 
 
 def pages_first(count: int, strategy: Strategy, *, kernels: bool) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, PageSizeMismatch
-from . import cuda_copies
+from . import cuda_backup, cuda_load_back, cuda_prepare
 from .device import DevicePool
 from .host import HostPool
 from .indices import Slots, page_list
@@ -114,7 +114,7 @@ def backup(
         return Transfer(pools)
     used = lane or shared_lane(device_pool.device, "out")
     with used.lock, torch.cuda.device(used.device):
-        events = cuda_copies.backup(_ways(pools), source, destination, used, strategy, after)
+        events = cuda_backup.backup(_ways(pools), source, destination, used, strategy, after)
     if lane is None:
         _hold_current_stream(device_pool, events)
     return Transfer(pools, events)
@@ -145,7 +145,7 @@ def load_back(
         return LayerEvents(pools, layers)
     used = lane or shared_lane(device_pool.device, "back")
     with used.lock, torch.cuda.device(used.device):
-        events = cuda_copies.load_back(_ways(pools), source, destination, used, strategy, after)
+        events = cuda_load_back.load_back(_ways(pools), source, destination, used, strategy, after)
     loading = LayerEvents(pools, layers, events)
     if lane is None:
         _hold_current_stream(device_pool, loading.events)
@@ -208,4 +208,4 @@ def prepare(pair: Pair, out: Lane, back: Lane, strategy: Strategy) -> None:
     kernels are compiled, staging memory is made."""
     for lane, to_pool in ((out, False), (back, True)):
         with torch.cuda.device(lane.device):
-            cuda_copies.prepare(routes(*pair), lane, to_pool=to_pool, strategy=strategy)
+            cuda_prepare.prepare(routes(*pair), lane, to_pool=to_pool, strategy=strategy)

@@ -29,11 +29,14 @@ from pools.pool_cases import (
 )
 from pools.simulated_lane import SimulatedLane, as_slots
 
-from hicache_storage.pools import cuda_copies, strategy
+from hicache_storage.pools import strategy
+from hicache_storage.pools.cuda_backup import backup
+from hicache_storage.pools.cuda_load_back import load_back
 from hicache_storage.pools.device import DevicePool
 from hicache_storage.pools.host import HostPool
 from hicache_storage.pools.layouts import LAYOUTS, Layout
 from hicache_storage.pools.routes import Routes, routes
+from hicache_storage.pools.staging import Few, pieces_of
 from hicache_storage.pools.strategy import STRATEGIES, Strategy
 
 Halves = list[tuple[DevicePool, HostPool]]
@@ -125,7 +128,7 @@ def check_moves(
     ]
     with limited(limits):
         out = SimulatedLane(staged, kernels=kernels, seed=seed)
-        events = cuda_copies.backup(pairs, source, middle, out, chosen)
+        events = backup(pairs, source, middle, out, chosen)
         assert not any(event.query() for event in events)
         out.run()
         assert all(event.query() for event in events)
@@ -138,7 +141,7 @@ def check_moves(
         for device, _ in halves:
             fill(device, POISON)
         back = SimulatedLane(staged, kernels=kernels, seed=seed)
-        by_layer = cuda_copies.load_back(pairs, middle, destination, back, chosen)
+        by_layer = load_back(pairs, middle, destination, back, chosen)
         assert len(by_layer) == max(device.geometry.layers for device, _ in halves)
         seen: dict[int, Any] = {}
 
@@ -174,7 +177,7 @@ def test_copies_asked_for_at_once_share_the_staging_memory(layout: Layout, kerne
         lane = SimulatedLane(3 * MHA.page_bytes, kernels=kernels, seed=seed)
         for first in (0, 4, 8):
             pages = as_slots(range(first, first + 4))
-            cuda_copies.backup(pairs, pages, 11 - pages, lane, "copy_engine")
+            backup(pairs, pages, 11 - pages, lane, "copy_engine")
         lane.run()
         for page in range(12):
             assert host_page(host, 11 - page) == page_bytes(device, page, host.order)
@@ -183,7 +186,7 @@ def test_copies_asked_for_at_once_share_the_staging_memory(layout: Layout, kerne
         back = ways([(restored, host)])
         for first in (0, 4, 8):
             pages = as_slots(range(first, first + 4))
-            cuda_copies.load_back(back, 11 - pages, pages, lane, "copy_engine")
+            load_back(back, 11 - pages, pages, lane, "copy_engine")
         lane.run()
         assert rows(restored) == rows(device)
 
@@ -197,8 +200,8 @@ def test_a_copy_waits_for_the_events_that_it_was_told_of(layout: Layout, chosen:
     earlier = SimulatedLane(1 << 20, kernels=True, seed=1)
     out, back = (SimulatedLane(1 << 20, kernels=True, seed=1) for _ in range(2))
     event = earlier.record(earlier.link)
-    events = cuda_copies.backup(pairs, as_slots([0]), as_slots([0]), out, chosen, [event])
-    cuda_copies.load_back(pairs, as_slots([0]), as_slots([3]), back, chosen, events)
+    events = backup(pairs, as_slots([0]), as_slots([0]), out, chosen, [event])
+    load_back(pairs, as_slots([0]), as_slots([3]), back, chosen, events)
     for lane in (out, back):
         assert not any(stream.ready() for stream in lane.streams)
     earlier.run()
@@ -219,14 +222,14 @@ def test_what_one_call_copies_the_next_may_copy_over(monkeypatch: pytest.MonkeyP
         out, back = (SimulatedLane(1, kernels=False, seed=seed) for _ in range(2))
         for page in (0, 1):
             slots = as_slots([page]), as_slots([0])
-            cuda_copies.backup(ways([(device, host)]), *slots, out, "copy_engine")
+            backup(ways([(device, host)]), *slots, out, "copy_engine")
         out.run()
         assert host_page(host, 0) == page_bytes(device, 1, host.order)
-        cuda_copies.backup(ways([(device, host)]), as_slots([0]), as_slots([1]), out, "copy_engine")
+        backup(ways([(device, host)]), as_slots([0]), as_slots([1]), out, "copy_engine")
         out.run()
         for slot in (0, 1):
             slots = as_slots([slot]), as_slots([0])
-            cuda_copies.load_back(ways([(restored, host)]), *slots, back, "copy_engine")
+            load_back(ways([(restored, host)]), *slots, back, "copy_engine")
         back.run()
         assert page_bytes(restored, 0, host.order) == page_bytes(device, 0, host.order)
 
@@ -239,7 +242,7 @@ def test_layers_arrive_before_the_last_one_where_most_come_in_groups(layout: Lay
     pairs = ways([(device, host)])
     lane = SimulatedLane(1 << 22, kernels=True, seed=3)
     pages = as_slots(range(64))
-    by_layer = cuda_copies.load_back(pairs, pages, pages, lane, "auto")
+    by_layer = load_back(pairs, pages, pages, lane, "auto")
     assert len({id(events[-1]) for events in by_layer}) >= 3
     while not all(event.query() for event in by_layer[0]):
         lane.link.step()
@@ -255,7 +258,7 @@ def test_a_staged_backup_starts_before_the_pages_are_staged(chosen: Strategy) ->
     poison(host)
     lane = SimulatedLane(1 << 22, kernels=True, seed=3)
     pages = as_slots(range(40))
-    cuda_copies.backup(ways([(device, host)]), pages, pages, lane, chosen)
+    backup(ways([(device, host)]), pages, pages, lane, chosen)
     while lane.link.ready():
         lane.link.step()
     moved = [page_bytes(device, page, "token_layer") == host_page(host, page) for page in range(40)]
@@ -266,8 +269,8 @@ def test_no_page_at_all_still_gives_every_layer_its_event() -> None:
     pairs = ways([(device_pool(MHA, 2), HostPool(MHA, 2))])
     lane = SimulatedLane(1 << 20, kernels=True, seed=1)
     none = as_slots([])
-    events = cuda_copies.backup(pairs, none, none, lane, "auto")
-    by_layer = cuda_copies.load_back(pairs, none, none, lane, "auto")
+    events = backup(pairs, none, none, lane, "auto")
+    by_layer = load_back(pairs, none, none, lane, "auto")
     assert len(by_layer) == MHA.layers
     lane.run()
     assert all(event.query() for events in (events, *by_layer) for event in events)
@@ -282,9 +285,9 @@ def test_routes_are_made_once_for_two_pools() -> None:
 
 @given(st.integers(1, 600), st.integers(1, 300), st.sampled_from(["first", "last", "none"]))
 def test_a_staging_half_is_filled_evenly_but_for_the_few_pages_that_something_waits_for(
-    count: int, at_a_time: int, few: cuda_copies.Few
+    count: int, at_a_time: int, few: Few
 ) -> None:
-    found = cuda_copies._pieces(count, at_a_time, few)
+    found = pieces_of(count, at_a_time, few)
     assert [page for piece in found for page in range(count)[piece]] == list(range(count))
     sizes = [piece.stop - piece.start for piece in found]
     assert 0 < min(sizes) <= max(sizes) <= at_a_time

@@ -24,7 +24,7 @@ DRAFT = replace(MHA, layers=1)
 def way(geometry: PageGeometry, layout: Any, *, run: float = 1, **given: Any) -> str:
     given = {"strategy": "auto", "kernels": True, "spaced": True, **given}
     given.setdefault("dense", layout != "page_first" or geometry.layers == 1)
-    return backup_way(geometry, layout, run, **given)
+    return backup_way(geometry, layout, lambda: run, **given)
 
 
 def steps(geometry: PageGeometry, layout: Any, pages: int = 256, run: float = 1, **given: Any):

@@ -1,0 +1,153 @@
+"""Load-back on CUDA, layer by layer, by the ways that `strategy` chooses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .indices import Slots
+from .lanes import Lane
+from .routes import Routes
+from .row_copies import Ordered
+from .staging import Few, pages_at_a_time, part_copies, pieces_of
+from .strategy import Step, Strategy, load_steps
+from .stretches import Pages
+
+READING_PROGRAMS = 4
+"""Multiprocessors of a kernel that reads from the host: fewer don't fill the link."""
+
+
+def load_back(
+    pairs: Sequence[Routes],
+    host_slots: Slots,
+    device_slots: Slots,
+    lane: Lane,
+    strategy: Strategy,
+    after: Sequence[Any] = (),
+) -> list[tuple[Any, ...]]:
+    """Moves pages of every pair to the device, layer by layer; for each layer the events that are
+    done when it has arrived. The last layer's are done when all have. The lane's device is the
+    current one."""
+    lane.begin(after)
+    loading = _Loading(lane, device_slots, host_slots)
+    plans = [loading.plan(pair, strategy) for pair in pairs]
+    events: list[tuple[Any, ...]] = []
+    for layer in range(max(pair.geometry.layers for pair in pairs)):
+        due = False
+        for pair, plan in zip(pairs, plans, strict=True):
+            if layer in plan:
+                loading.take(pair, plan[layer])
+                due = True
+        if due or not events:
+            events.append(loading.arrived())
+        else:
+            events.append(events[-1])
+    return events
+
+
+class _Loading:
+    """One load-back: its slots, and what it needs again and again."""
+
+    def __init__(self, lane: Lane, device_slots: Slots, host_slots: Slots) -> None:
+        self.lane = lane
+        self._given = device_slots, host_slots
+        self._starts_early = False
+        """Whether a kernel brings the first layers only: then the device waits for it, and not for
+        what is needed later."""
+        self._on_link: Any = None
+        self._on_side: Any = None
+        self._pages: dict[Routes, Pages] = {}
+        self._idle = True
+
+    @functools.cached_property
+    def _slots(self) -> Ordered:
+        return Ordered(*self._given)
+
+    def plan(self, pair: Routes, strategy: Strategy) -> Mapping[int, Step]:
+        count = len(self._given[0])
+        if count == 0:
+            return {}
+        steps = load_steps(
+            pair.geometry,
+            pair.layout,
+            count,
+            count / len(self._slots.runs.start) if pair.layout == "layer_first" else 1.0,
+            strategy,
+            kernels=self.lane.reaches(pair),
+            dense=pair.stretches is not None,
+        )
+        hows = {step.how for step in steps.values()}
+        self._starts_early |= "kernel" in hows and len(hows) > 1
+        return steps
+
+    def take(self, pair: Routes, step: Step) -> None:
+        if step.how == "kernel":
+            self._by_kernel(pair, step.layers)
+        elif step.how == "direct":
+            self._direct(pair, step.layers)
+        else:
+            self._staged(pair, step.layers)
+        self._idle = False
+
+    def arrived(self) -> tuple[Any, ...]:
+        """The events behind all that has been taken so far."""
+        lane = self.lane
+        if self._on_side is None:
+            return (lane.record(lane.link),)
+        return lane.record(lane.link), lane.record(lane.side)
+
+    def _by_kernel(self, pair: Routes, layers: range) -> None:
+        lane = self.lane
+        if self._on_link is None:
+            slots = self._given
+            if not self._starts_early:
+                slots = self._slots.device, self._slots.host
+            self._on_link = lane.upload(lane.link, *slots)
+        on_device, in_host = self._on_link
+        with lane.on(lane.link):
+            lane.mover.move(
+                pair.host, on_device, in_host, layers, to_pool=True, programs=READING_PROGRAMS
+            )
+
+    def _direct(self, pair: Routes, layers: range) -> None:
+        if pair not in self._pages:
+            slots = self._slots
+            self._pages[pair] = pair.needed_stretches().of(slots.device, slots.host, slots.runs)
+        for layer in layers:
+            copies = self._pages[pair].copies(layer, to_device=True)
+            self.lane.copy_stretches(
+                copies, pinned=pair.pinned, idle=self._idle and layer == layers[0]
+            )
+
+    def _staged(self, pair: Routes, layers: range) -> None:
+        lane = self.lane
+        host_slots = self._slots.host
+        if self._on_side is None:
+            (self._on_side,) = lane.upload(lane.side, self._slots.device)
+        page_bytes = pair.staged_bytes(layers)
+        at_a_time = pages_at_a_time(lane, page_bytes)
+        few: Few = "last" if layers.stop == pair.geometry.layers else "none"
+        for some in pieces_of(len(host_slots), at_a_time, few):
+            slots = host_slots[some]
+            half, memory = lane.half(at_a_time * page_bytes)
+            area = pair.staged(memory, layers, at_a_time)
+            lane.wait(lane.link, half.free)
+            lane.copy(
+                part_copies(pair.host, area, slots, np.arange(len(slots))),
+                to_device=True,
+                pinned=pair.pinned,
+            )
+            lane.wait(lane.side, lane.record(lane.link))
+            with lane.on(lane.side):
+                lane.mover.move(
+                    area,
+                    self._on_side[some],
+                    lane.positions(len(slots)),
+                    layers,
+                    to_pool=True,
+                    programs=lane.processors,
+                )
+            half.free = lane.record(lane.side)
