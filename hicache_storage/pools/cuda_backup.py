@@ -1,20 +1,22 @@
 """Backup on CUDA, by the ways that `strategy` chooses.
 
-The host waits for nothing here; what it costs the calling thread is 0.5 to 1 us a copy and 60 to 100
-us a launch.
+The host waits for nothing here; what it costs the calling thread is 0.5 to 1 us a copy and 60 to
+100 us a launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from .direct import Direct
 from .indices import Slots
 from .lanes import Lane
+from .moves import Moves
 from .routes import Routes
-from .row_copies import Ordered, RowCopies, view_copies
+from .row_copies import RowCopies, view_copies
 from .staging import pages_at_a_time, part_copies, pieces_of
 from .strategy import Strategy, Way, backup_way, pages_first
 
@@ -36,30 +38,25 @@ def backup(
     lane.begin(after)
     if len(host_slots) == 0:
         return [lane.record(lane.link)]
-    slots = Ordered(device_slots, host_slots)
+    moves = Moves(device_slots, host_slots)
     by_way: dict[Way, list[Routes]] = {}
     for pair in pairs:
-        by_way.setdefault(way_of(lane, pair, slots.run_pages, strategy), []).append(pair)
-    staged = by_way.get("staged", [])
-    kernels = all(lane.reaches(pair) for pair in staged)
-    first = pages_first(len(host_slots), strategy, kernels=kernels)
-    by_kernel = dict.fromkeys(staged, first) if first else {}
-    by_kernel |= dict.fromkeys(by_way.get("kernel", ()), len(host_slots))
-    if by_kernel:
-        _backup_by_kernel(by_kernel, slots, lane)
-    if staged and first < len(host_slots):
-        _backup_staged(staged, slots.device[first:], slots.host[first:], lane)
+        by_way.setdefault(way_of(lane, pair, moves.run_pages, strategy), []).append(pair)
+    if "staged" in by_way:
+        _backup_staged(by_way["staged"], moves, lane, strategy)
     for pair in by_way.get("rows", ()):
+        ordered = moves.in_order
         for ours, theirs in zip(pair.spaced or (), pair.host.parts, strict=True):
-            rows = view_copies(ours, theirs, slots.device, slots.host, slots.runs)
+            rows = view_copies(ours, theirs, ordered.device, ordered.host, ordered.runs)
             lane.copy(rows, to_device=False, pinned=pair.pinned)
-    idle = not by_kernel and not by_way.keys() & {"staged", "rows"}
+    idle = not by_way.keys() & {"staged", "rows"}
     for pair in by_way.get("direct", ()):
-        pages = pair.needed_stretches().of(slots.device, slots.host, slots.runs)
+        direct = Direct(lane, pair, moves, to_device=False)
         for layer in pair.host.layers:
-            copies = pages.copies(layer, to_device=False)
-            lane.copy_stretches(copies, pinned=pair.pinned, idle=idle)
+            direct.copy(layer, idle=idle)
             idle = False
+    if "kernel" in by_way:
+        _backup_by_kernel(by_way["kernel"], moves.in_order, lane)
     return [lane.record(lane.link)]
 
 
@@ -75,25 +72,29 @@ def way_of(lane: Lane, pair: Routes, run_pages: Callable[[], float], strategy: S
     )
 
 
-def _backup_by_kernel(pairs: Mapping[Routes, int], slots: Ordered, lane: Lane) -> None:
-    """So many of the first pages of each pair."""
-    on_device, in_host = lane.upload(lane.link, slots.device, slots.host)
+def _backup_by_kernel(pairs: Sequence[Routes], moves: Moves, lane: Lane) -> None:
+    on_device, in_host = lane.upload(lane.link, moves.device, moves.host)
     with lane.on(lane.link):
-        for pair, count in pairs.items():
+        for pair in pairs:
             lane.mover.move(
                 pair.host,
-                on_device[:count],
-                in_host[:count],
+                on_device,
+                in_host,
                 pair.host.layers,
                 to_pool=False,
                 programs=WRITING_PROGRAMS,
             )
 
 
-def _backup_staged(
-    pairs: Sequence[Routes], device_slots: Slots, host_slots: Slots, lane: Lane
-) -> None:
-    """All layers of some pages at a time, of target and draft together."""
+def _backup_staged(pairs: Sequence[Routes], moves: Moves, lane: Lane, strategy: Strategy) -> None:
+    """All layers of some pages at a time, of target and draft together; a kernel takes the first
+    ones, so that the link is busy meanwhile."""
+    if strategy == "auto" and all(lane.reaches(pair) for pair in pairs):
+        first, moves = moves.split(pages_first(len(moves)))
+        _backup_by_kernel(pairs, first, lane)
+        if not len(moves):
+            return
+    device_slots, host_slots = moves.in_order.device, moves.in_order.host
     page_bytes = [pair.staged_bytes(pair.host.layers) for pair in pairs]
     at_a_time = pages_at_a_time(lane, sum(page_bytes))
     (on_device,) = lane.upload(lane.side, device_slots)

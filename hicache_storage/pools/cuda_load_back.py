@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from .direct import Direct
 from .indices import Slots
 from .lanes import Lane
+from .moves import Moves
 from .routes import Routes
-from .row_copies import Ordered
 from .staging import Few, pages_at_a_time, part_copies, pieces_of
 from .strategy import Step, Strategy, load_steps
-from .stretches import Pages
 
 READING_PROGRAMS = 4
 """Multiprocessors of a kernel that reads from the host: fewer don't fill the link."""
@@ -53,28 +52,23 @@ class _Loading:
 
     def __init__(self, lane: Lane, device_slots: Slots, host_slots: Slots) -> None:
         self.lane = lane
-        self._given = device_slots, host_slots
+        self._moves = Moves(device_slots, host_slots)
         self._starts_early = False
         """Whether a kernel brings the first layers only: then the device waits for it, and not for
         what is needed later."""
         self._on_link: Any = None
         self._on_side: Any = None
-        self._pages: dict[Routes, Pages] = {}
+        self._directly: dict[Routes, Direct] = {}
         self._idle = True
 
-    @functools.cached_property
-    def _slots(self) -> Ordered:
-        return Ordered(*self._given)
-
     def plan(self, pair: Routes, strategy: Strategy) -> Mapping[int, Step]:
-        count = len(self._given[0])
-        if count == 0:
+        if not len(self._moves):
             return {}
         steps = load_steps(
             pair.geometry,
             pair.layout,
-            count,
-            count / len(self._slots.runs.start) if pair.layout == "layer_first" else 1.0,
+            len(self._moves),
+            lambda: len(self._moves) / len(self._moves.in_order.runs.start),
             strategy,
             kernels=self.lane.reaches(pair),
             dense=pair.stretches is not None,
@@ -102,10 +96,8 @@ class _Loading:
     def _by_kernel(self, pair: Routes, layers: range) -> None:
         lane = self.lane
         if self._on_link is None:
-            slots = self._given
-            if not self._starts_early:
-                slots = self._slots.device, self._slots.host
-            self._on_link = lane.upload(lane.link, *slots)
+            moves = self._moves if self._starts_early else self._moves.in_order
+            self._on_link = lane.upload(lane.link, moves.device, moves.host)
         on_device, in_host = self._on_link
         with lane.on(lane.link):
             lane.mover.move(
@@ -113,20 +105,17 @@ class _Loading:
             )
 
     def _direct(self, pair: Routes, layers: range) -> None:
-        if pair not in self._pages:
-            slots = self._slots
-            self._pages[pair] = pair.needed_stretches().of(slots.device, slots.host, slots.runs)
+        if pair not in self._directly:
+            self._directly[pair] = Direct(self.lane, pair, self._moves, to_device=True)
         for layer in layers:
-            copies = self._pages[pair].copies(layer, to_device=True)
-            self.lane.copy_stretches(
-                copies, pinned=pair.pinned, idle=self._idle and layer == layers[0]
-            )
+            self._directly[pair].copy(layer, idle=self._idle)
+            self._idle = False
 
     def _staged(self, pair: Routes, layers: range) -> None:
         lane = self.lane
-        host_slots = self._slots.host
+        host_slots = self._moves.in_order.host
         if self._on_side is None:
-            (self._on_side,) = lane.upload(lane.side, self._slots.device)
+            (self._on_side,) = lane.upload(lane.side, self._moves.in_order.device)
         page_bytes = pair.staged_bytes(layers)
         at_a_time = pages_at_a_time(lane, page_bytes)
         few: Few = "last" if layers.stop == pair.geometry.layers else "none"

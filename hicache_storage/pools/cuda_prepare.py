@@ -22,7 +22,7 @@ def prepare(pair: Routes, lane: Lane, *, to_pool: bool, strategy: Strategy) -> N
             pair.geometry,
             pair.layout,
             pages,
-            1.0,
+            lambda: 1.0,
             strategy,
             kernels=kernels,
             dense=pair.stretches is not None,

@@ -183,8 +183,8 @@ class Lane:
         """Copies between host and device on `link`."""
         copy_engine.copy(copies, self.link.cuda_stream, to_device=to_device, batched=pinned)
 
-    def copy_stretches(self, copies: Copies, *, pinned: bool, idle: bool = False) -> None:
-        """The same, of stretches. `idle`: nothing was copied before by the same call."""
+    def copy_stretches(self, copies: Copies, *, pinned: bool, idle: bool) -> None:
+        """The same, of stretches. `idle`: the link has nothing to do yet."""
         copy_engine.copy_stretches(copies, self.link.cuda_stream, batched=pinned, idle=idle)
 
 

@@ -52,24 +52,6 @@ def runs(source: Slots, target: Slots) -> Runs:
     return Runs(bounds[:-1], bounds[1:] - bounds[:-1])
 
 
-class Ordered:
-    """Slots at both ends in the order of the host's, in which pages that follow each other are
-    found, and what follows from that."""
-
-    def __init__(self, device_slots: Slots, host_slots: Slots) -> None:
-        order = host_slots.argsort(kind="stable")
-        self.device, self.host = device_slots[order], host_slots[order]
-
-    @functools.cached_property
-    def runs(self) -> Runs:
-        """Of pages that follow each other at both ends."""
-        return runs(self.host, self.device)
-
-    def run_pages(self) -> float:
-        """How many pages follow each other in the host pool on average."""
-        return len(self.host) / (1 + np.count_nonzero(self.host[1:] - self.host[:-1] != 1))
-
-
 def view_copies(
     source: Tensor,
     target: Tensor,

@@ -46,9 +46,9 @@ LOAD_STRETCH = 512 << 10
 """Bytes of adjacent layers in a layer-token page that one load-back takes: 54.7 GB/s, where 72 KiB
 reach 53.9 as long as the calling thread can ask for so many."""
 FIRST_SHARE = 16
-"""1 in this many layers is loaded back by itself where the rest comes in groups, so that the
-forward pass starts early: token-layer pages by kernel, layer-token pages direct. Of a staged backup
-a kernel takes 1 in this many pages, so that the link is busy while the rest is being prepared."""
+"""1 in this many goes first while the rest is being prepared, so that the link is busy soon: layers
+by kernel where the others are loaded back in groups, with which the forward pass starts too; pages
+by kernel of a staged backup."""
 
 
 class Step(NamedTuple):
@@ -88,21 +88,26 @@ def backup_way(
     by_layer = layout == "layer_first" or geometry.layers == 1
     if dense and part_bytes // geometry.layers >= DIRECT_STRETCH and (by_layer or spaced):
         return "direct" if by_layer else "rows"
-    if only_copies or (not by_layer and part_bytes * run_pages() >= STAGED_STRETCH):
+    if only_copies:
         return "staged"
-    return "kernel"
+    # What needs the pages in order comes last: it holds up the first copy.
+    if by_layer:
+        return "kernel"
+    # Only if needed: to know it, the pages must be put in order, while the link waits.
+    long = part_bytes >= STAGED_STRETCH or part_bytes * run_pages() >= STAGED_STRETCH
+    return "staged" if long else "kernel"
 
 
-def pages_first(count: int, strategy: Strategy, *, kernels: bool) -> int:
+def pages_first(count: int) -> int:
     """How many of `count` pages a kernel takes before the others are staged."""
-    return -(-count // FIRST_SHARE) if kernels and strategy == "auto" else 0
+    return -(-count // FIRST_SHARE)
 
 
 def load_steps(
     geometry: PageGeometry,
     layout: Layout,
     pages: int,
-    run_pages: float,
+    run_pages: Callable[[], float],
     strategy: Strategy,
     *,
     kernels: bool,
@@ -110,15 +115,15 @@ def load_steps(
 ) -> Mapping[int, Step]:
     """The steps of a load-back in the order of layers, each by its first layer.
 
-    `run_pages` is how many pages follow each other at both ends on average, of account with
+    `run_pages` says how many pages follow each other at both ends on average, of account with
     `layer_first` alone; `kernels` whether a kernel can read the host pool; `dense` whether a page
     of one layer is one stretch at both ends.
     """
     layer_bytes = max(1, pages) * geometry.page_bytes // geometry.layers
     few = -(-_STEP_BYTES // layer_bytes)
     stretch = min(geometry.part_bytes) // geometry.layers
-    if layout == "layer_first":
-        stretch = int(stretch * run_pages)
+    if dense and layout == "layer_first" and stretch < DIRECT_STRETCH:
+        stretch = int(stretch * run_pages())
     direct = dense and stretch >= DIRECT_STRETCH
     return _load_steps(geometry, layout, few, strategy, kernels, direct)
 
@@ -138,23 +143,19 @@ def _load_steps(
     row = stretch // geometry.page_size
     first = -(-len(layers) // FIRST_SHARE)
     rest = layers[first:]
-    early = few <= first
     if strategy == "kernel" and kernels:
         steps = _steps(layers, few, "kernel")
-    elif direct:
-        wide = -(-LOAD_STRETCH // stretch)
-        steps = _steps(layers, few, "direct")
-        grouped = layout == "page_first_direct" and kernels and strategy == "auto"
-        if grouped and early and 1 < wide <= len(rest):
-            steps = [*_steps(layers[:first], few, "direct"), *_groups(rest, wide)]
     elif strategy == "copy_engine" or not kernels:
         wide = -(-ENGINE_ROW // (stretch if layout == "layer_first" else row))
-        steps = _groups(layers, max(few, wide))
+        steps = _steps(layers, few, "direct") if direct else _groups(layers, max(few, wide))
     else:
-        wide = -(-LOAD_ROW // row)
-        steps = _steps(layers, few, "kernel")
-        grouped = layout == "page_first" and geometry.page_size >= FEWEST_ROWS
-        if grouped and early and wide <= len(rest):
+        steps = _steps(layers, few, "direct" if direct else "kernel")
+        wide = 0
+        if direct and layout == "page_first_direct" and stretch < LOAD_STRETCH:
+            wide = -(-LOAD_STRETCH // stretch)
+        elif layout == "page_first" and not direct and geometry.page_size >= FEWEST_ROWS:
+            wide = -(-LOAD_ROW // row)
+        if few <= first and 0 < wide <= len(rest):
             steps = [*_steps(layers[:first], few, "kernel"), *_groups(rest, wide)]
     return MappingProxyType({step.layers.start: step for step in steps})
 

@@ -47,11 +47,18 @@ class Stretches:
 
     def of(self, device_slots: Slots, host_slots: Slots, found: Runs) -> Pages:
         """The pages with these slots; `found` are the runs of the two lists."""
-        if self._adjacent:
-            device_slots, host_slots = device_slots[found.start], host_slots[found.start]
-            size = self._size * found.length
-        else:
-            size = np.repeat(self._size, len(host_slots), axis=1)
+        if not self._adjacent:
+            return self.one_by_one(device_slots, host_slots)
+        ends = device_slots[found.start], host_slots[found.start]
+        return self._at(*ends, self._size * found.length)
+
+    def one_by_one(self, device_slots: Slots, host_slots: Slots) -> Pages:
+        """The same without looking for runs."""
+        size = np.empty((len(self._size), len(host_slots)), dtype=np.int64)
+        size[:] = self._size
+        return self._at(device_slots, host_slots, size)
+
+    def _at(self, device_slots: Slots, host_slots: Slots, size: Numbers) -> Pages:
         return Pages(
             device_slots * self._device_step + self._device,
             host_slots * self._host_step + self._host,

@@ -109,7 +109,7 @@ class SimulatedLane(Lane):
         copies = [piece._replace() for piece in copies]
         self.link.work.append(lambda: copy_rows(copies))
 
-    def copy_stretches(self, copies: Copies, *, pinned: bool, idle: bool = False) -> None:
+    def copy_stretches(self, copies: Copies, *, pinned: bool, idle: bool) -> None:
         held = Copies(*(array.copy() for array in copies))
         self.link.work.append(lambda: _copy_stretches(held))
 

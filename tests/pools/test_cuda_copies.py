@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from hicache_storage.pools.cuda_load_back import load_back
 from hicache_storage.pools.device import DevicePool
 from hicache_storage.pools.host import HostPool
 from hicache_storage.pools.layouts import LAYOUTS, Layout
+from hicache_storage.pools.moves import Moves
 from hicache_storage.pools.routes import Routes, routes
 from hicache_storage.pools.staging import Few, pieces_of
 from hicache_storage.pools.strategy import STRATEGIES, Strategy
@@ -263,6 +265,38 @@ def test_a_staged_backup_starts_before_the_pages_are_staged(chosen: Strategy) ->
         lane.link.step()
     moved = [page_bytes(device, page, "token_layer") == host_page(host, page) for page in range(40)]
     assert moved.count(True) == {"auto": 3, "copy_engine": 0, "kernel": 40}[chosen]
+
+
+@pytest.mark.parametrize(
+    ("move", "layout"),
+    [
+        (backup, "layer_first"),
+        (backup, "page_first"),
+        (load_back, "layer_first"),
+        (load_back, "page_first"),
+        (load_back, "page_first_direct"),
+    ],
+)
+def test_the_link_has_work_before_the_pages_are_put_in_order(
+    monkeypatch: pytest.MonkeyPatch, move: Any, layout: Layout
+) -> None:
+    lane = SimulatedLane(1 << 22, kernels=True, seed=3)
+    asked: list[int] = []
+    put_in_order = Moves.in_order.func
+
+    def watched(moves: Moves) -> Moves:
+        asked.append(len(lane.link.work))
+        return put_in_order(moves)
+
+    watching = cached_property(watched)
+    watching.__set_name__(Moves, "in_order")
+    monkeypatch.setattr(Moves, "in_order", watching)
+    geometry = replace(MLA, layers=17, head_dim=(4 << 10) // MLA.dtype.itemsize, page_size=16)
+    device, host = device_pool(geometry, 40), HostPool(geometry, 40, layout)
+    pages = as_slots(range(40))
+    move(ways([(device, host)]), pages, pages, lane, "auto")
+    assert asked
+    assert min(asked) > 0
 
 
 def test_no_page_at_all_still_gives_every_layer_its_event() -> None:
