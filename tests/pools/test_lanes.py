@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from hicache_storage.pools import lanes
+from hicache_storage.pools import copy_engine, lanes
 from hicache_storage.pools.lanes import Lane
 
 
@@ -61,3 +65,55 @@ def test_a_longer_list_gets_memory_that_is_used_again(made: list[int]) -> None:
     assert lane._pinned(8192) is longer
     assert lane._pinned(8193) is not longer
     assert made == [8192, 16384]
+
+
+class _Memory:
+    """Instead of pinned memory."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = np.zeros(slots, dtype=np.int64)
+        self.address = self.slots.ctypes.data
+        self.read: Any = None
+
+
+class _CPULane(Lane):
+    """Copies are done at once, events as soon as they are made."""
+
+    def _start(self) -> None:
+        self.link, self.side = (SimpleNamespace(cuda_stream=handle) for handle in (1, 2))
+        self._lists = deque([_Memory(4096)])  # type: ignore[list-item]
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def record(self, stream: Any) -> Any:
+        return SimpleNamespace(query=lambda: True)
+
+
+@pytest.fixture
+def lane(monkeypatch: pytest.MonkeyPatch) -> Lane:
+    def copy(source: int, target: int, size: int, stream: int) -> None:
+        ctypes.memmove(target, source, size)
+
+    monkeypatch.setattr(lanes, "_Pinned", _Memory)
+    monkeypatch.setattr(copy_engine, "copy_one", copy)
+    return _CPULane(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("count", [1, 7, 4096, 5000])
+@pytest.mark.parametrize("lists", [1, 2])
+def test_lists_of_slots_arrive_as_they_were(lane: Lane, lists: int, count: int) -> None:
+    given = [np.random.default_rng(i).integers(0, 1 << 40, count) for i in range(lists)]
+    found = lane.upload(lane.link, *given)
+    assert [part.tolist() for part in found] == [part.tolist() for part in given]
+
+
+def test_a_stream_keeps_its_list_until_its_own_next_upload(lane: Lane) -> None:
+    (first,) = lane.upload(lane.link, np.arange(100))
+    (second,) = lane.upload(lane.side, np.arange(100, 200))
+    longer = lane.upload(lane.side, np.arange(9000), np.arange(9000, 18000))
+    assert first.tolist() == list(range(100))
+    assert second.tolist() == list(range(100, 200)), "memory that is too short is left alone"
+    assert [part.tolist() for part in longer] == [list(range(9000)), list(range(9000, 18000))]
+    (again,) = lane.upload(lane.link, np.arange(50, 60))
+    assert again.data_ptr() == first.data_ptr(), "no memory is made for each call"
