@@ -1,7 +1,7 @@
 """Backup on CUDA, by the ways that `strategy` chooses.
 
-The host waits for nothing here; what it costs the calling thread is 0.5 to 1 us a copy and 60 to
-100 us a launch.
+The device is waited for nowhere here. A call costs the calling thread 0.5 to 1 us a copy, and as
+`benchmarks/results/gpu_transfer.md` says.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def backup(
 
 
 def way_of(lane: Lane, pair: Routes, run_pages: Callable[[], float], strategy: Strategy) -> Way:
+    """How the pair's pages go; see `backup_way`."""
     return backup_way(
         pair.geometry,
         pair.layout,

@@ -60,6 +60,7 @@ class _Loading:
         self._on_side: Any = None
         self._directly: dict[Routes, Direct] = {}
         self._idle = True
+        self._waited = False
 
     def plan(self, pair: Routes, strategy: Strategy) -> Mapping[int, Step]:
         if not len(self._moves):
@@ -78,6 +79,10 @@ class _Loading:
         return steps
 
     def take(self, pair: Routes, step: Step) -> None:
+        if step.how != "staged" and not self._waited:
+            # An earlier call may still scatter into the same pages.
+            self.lane.wait(self.lane.link, self.lane.scattered)
+            self._waited = True
         if step.how == "kernel":
             self._by_kernel(pair, step.layers)
         elif step.how == "direct":
@@ -139,4 +144,4 @@ class _Loading:
                     to_pool=True,
                     programs=lane.processors,
                 )
-            half.free = lane.record(lane.side)
+            half.free = lane.scattered = lane.record(lane.side)

@@ -33,6 +33,7 @@ def prepare(pair: Routes, lane: Lane, *, to_pool: bool, strategy: Strategy) -> N
     if not to_pool:
         found = {way_of(lane, pair, run, strategy) for run in (lambda: 1.0, lambda: 1e6)}
         groups = {layers} if "staged" in found else set()
+    lane.record(lane.link)  # by CUDA's runtime: gives a new thread the context that drivers need
     for stream in lane.streams:
         lane.upload(stream, np.zeros(1, dtype=np.int64))
     for group in groups:

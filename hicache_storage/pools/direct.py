@@ -1,4 +1,5 @@
-"""Direct: pages that copy engines move between the pools, a copy for each page, layer and part."""
+"""Direct: pages that copy engines move between the pools: of each layer and part a copy for pages
+that follow each other."""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +18,6 @@ from torch import Tensor
 from ..errors import ConfigError
 from . import copy_engine
 from .indices import Slots
-from .memory import HostMemory
 from .movers import Mover, cuda_mover
 from .routes import Routes
 from .row_copies import RowCopies
@@ -30,7 +31,7 @@ thread two thirds more, and 0.5 % of a backup's rate."""
 _LIST = 4096
 """Slots of the shortest list that a lane makes room for."""
 _LISTS = 4
-"""Pinned lists that a lane has at first; more if as many uploads are under way."""
+"""Pinned lists that a lane keeps; it has more only while as many uploads are under way."""
 _POSITIONS = 4096
 
 
@@ -44,15 +45,26 @@ class Half:
 
 
 class _Pinned:
-    """Pinned memory for lists of slots. It isn't torch's, which would give it to others while a
-    copy that torch knows nothing of reads it."""
+    """Pinned memory for lists of slots. Torch gives it to others once this object is gone, and
+    doesn't know of the driver's copies: keep it until `free`."""
 
     def __init__(self, slots: int) -> None:
-        self._memory = HostMemory(slots * torch.int64.itemsize, pin=True)
-        self.slots: Slots = self._memory.tensor.view(torch.int64).numpy()
-        self.address = self._memory.tensor.data_ptr()
+        self._memory = torch.empty(slots, dtype=torch.int64, pin_memory=True)
+        self.slots: Slots = self._memory.numpy()
+        self.address = self._memory.data_ptr()
         self.read: Any = None
         """The event after which it may be written again; None if it never was."""
+
+    def free(self) -> bool:
+        """Whether nothing reads it any more."""
+        return self.read is None or self.read.query()
+
+
+def _wait_until_read(lists: deque[_Pinned]) -> None:
+    for pinned in lists:
+        if pinned.read is not None:
+            with contextlib.suppress(RuntimeError):
+                pinned.read.synchronize()
 
 
 class Lane:
@@ -77,6 +89,9 @@ class Lane:
         self.lock = threading.Lock()
         self._halves = (Half(), Half())
         self._turn = 0
+        self.scattered: Any = None
+        """The event after which all that was scattered on `side` is in its pool; None if nothing
+        was."""
         self._positions: Tensor | None = None
         self._uploaded: dict[int, Tensor] = {}
         self._start()
@@ -88,6 +103,7 @@ class Lane:
         self.mover = cuda_mover()
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._lists = deque(_Pinned(_LIST) for _ in range(_LISTS))
+        weakref.finalize(self, _wait_until_read, self._lists).atexit = False
 
     @property
     def streams(self) -> tuple[Any, ...]:
@@ -111,6 +127,11 @@ class Lane:
         for event in (self._given, *events):
             for stream in self.streams:
                 self.wait(stream, event)
+
+    def settle(self) -> None:
+        """Returns when all that was asked for is done."""
+        for stream in self.streams:
+            stream.synchronize()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """Makes `stream` the current one."""
@@ -148,13 +169,16 @@ class Lane:
 
     def _pinned(self, count: int) -> _Pinned:
         """Pinned memory for `count` slots that nothing reads any more."""
-        for _ in range(len(self._lists)):
-            self._lists.rotate(-1)
-            last = self._lists[-1]
-            if len(last.slots) >= count and (last.read is None or last.read.query()):
-                return last
-        self._lists.append(_Pinned(_room(count)))
-        return self._lists[-1]
+        lists = self._lists
+        while len(lists) > _LISTS and lists[0].free():
+            lists.popleft()
+        if lists[0].free():
+            oldest = lists.popleft()
+            if len(oldest.slots) >= count:
+                lists.append(oldest)
+                return oldest
+        lists.append(_Pinned(_room(count)))
+        return lists[-1]
 
     def positions(self, count: int) -> Tensor:
         """0 to `count` - 1 on the device."""

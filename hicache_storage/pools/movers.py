@@ -149,7 +149,7 @@ class _Launch:
             self._compiled[programs, 1, 1](*arguments)
             return
         launched = self._kernels.move_rows[(programs,)](*arguments, num_warps=_WARPS)
-        if self._kernels.CAN_LAUNCH_COMPILED:
+        if self._kernels.CAN_LAUNCH_COMPILED and units <= _MOST_UNITS:  # 32 bits, as ever after
             self._compiled = launched
 
 

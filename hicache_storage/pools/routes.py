@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import layouts
@@ -21,7 +22,7 @@ from .host import HostPool
 from .stretches import Stretches, stretches
 
 _ALIGNMENT = 256
-_KEPT = 256
+_KEPT = 4096
 """Staged routes that are kept; there are as many as staging halves times layer groups."""
 
 
@@ -85,11 +86,14 @@ class Routes:
         """The route to a staging area for `pages` pages at the start of `memory`, uint8 on the
         device."""
         key = (memory.data_ptr(), layers, pages)
-        if key not in self._staged:
+        found = self._staged.get(key)
+        if found is None:
             if len(self._staged) >= _KEPT:
+                if memory.is_cuda:
+                    torch.cuda.synchronize(memory.device)  # kernels may have yet to read them
                 self._staged.clear()
-            self._staged[key] = self.area(memory, layers, pages)
-        return self._staged[key]
+            found = self._staged[key] = self.area(memory, layers, pages)
+        return found
 
     def area(self, memory: Tensor, layers: range, pages: int) -> Route:
         """The same, made anew."""

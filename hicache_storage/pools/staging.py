@@ -34,6 +34,7 @@ def pieces_of(count: int, at_a_time: int, few: Few) -> list[slice]:
 
 
 def pages_at_a_time(lane: Lane, page_bytes: int) -> int:
+    """Pages of so many bytes that a staging half takes."""
     return max(1, lane.staged_bytes // page_bytes)
 
 

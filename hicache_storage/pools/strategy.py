@@ -90,7 +90,6 @@ def backup_way(
         return "direct" if by_layer else "rows"
     if only_copies:
         return "staged"
-    # What needs the pages in order comes last: it holds up the first copy.
     if by_layer:
         return "kernel"
     # Only if needed: to know it, the pages must be put in order, while the link waits.

@@ -8,7 +8,8 @@ before that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -103,7 +104,8 @@ def backup(
     Index i of one goes to index i of the other. On CUDA it starts behind what the current stream
     has been given so far, and behind the events `after`. With a `lane` the current stream goes on
     meanwhile; without one, it waits. `strategy` is for CUDA (see `strategy`). Raises
-    PageSizeMismatch or ConfigError before any byte moves.
+    PageSizeMismatch or ConfigError for bad input before any byte moves. After another error the
+    pages that were to be written may hold anything, and no copy is under way.
     """
     check_strategy(strategy)
     pools = _pools(device_pool, host_pool, draft)
@@ -113,7 +115,7 @@ def backup(
             _backup_cpu(device, host, source, destination)
         return Transfer(pools)
     used = lane or shared_lane(device_pool.device, "out")
-    with used.lock, torch.cuda.device(used.device):
+    with _in_charge(used):
         events = cuda_backup.backup(_ways(pools), source, destination, used, strategy, after)
     if lane is None:
         _hold_current_stream(device_pool, events)
@@ -144,12 +146,25 @@ def load_back(
             _load_cpu(device, host, source, destination)
         return LayerEvents(pools, layers)
     used = lane or shared_lane(device_pool.device, "back")
-    with used.lock, torch.cuda.device(used.device):
+    with _in_charge(used):
         events = cuda_load_back.load_back(_ways(pools), source, destination, used, strategy, after)
     loading = LayerEvents(pools, layers, events)
     if lane is None:
         _hold_current_stream(device_pool, loading.events)
     return loading
+
+
+@contextlib.contextmanager
+def _in_charge(lane: Lane) -> Iterator[None]:
+    """Alone on the lane, with its device as the current one. What fails leaves no copy under way:
+    nobody would know of it, and the slots would be used again."""
+    with lane.lock, torch.cuda.device(lane.device):
+        try:
+            yield
+        except BaseException:
+            if not torch.cuda.is_current_stream_capturing():  # then nothing was asked for
+                lane.settle()
+            raise
 
 
 def _ways(pools: Sequence[Pair]) -> list[Routes]:
@@ -207,5 +222,5 @@ def prepare(pair: Pair, out: Lane, back: Lane, strategy: Strategy) -> None:
     """Does for copies between these pools what would make the first ones slower than others:
     kernels are compiled, staging memory is made."""
     for lane, to_pool in ((out, False), (back, True)):
-        with torch.cuda.device(lane.device):
+        with _in_charge(lane):
             cuda_prepare.prepare(routes(*pair), lane, to_pool=to_pool, strategy=strategy)

@@ -213,25 +213,35 @@ def test_a_copy_waits_for_the_events_that_it_was_told_of(layout: Layout, chosen:
     assert page_bytes(device, 3, host.order) == host_page(host, 0)
 
 
-def test_what_one_call_copies_the_next_may_copy_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, also where the copies of a call run on two streams."""
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("first", STRATEGIES)
+@pytest.mark.parametrize("second", STRATEGIES)
+@pytest.mark.parametrize("kernels", [False, True], ids=["copies", "kernels"])
+def test_what_one_call_copies_the_next_may_copy_over(
+    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout,
+    first: Strategy,
+    second: Strategy,
+    kernels: bool,
+) -> None:
+    """In order, whatever streams the two calls use."""
     monkeypatch.setattr(strategy, "DIRECT_STRETCH", 1)
-    odd = replace(MLA, layers=3)  # so that a call's first copy isn't always on the same stream
+    odd = replace(MLA, layers=3)
     device, restored = device_pool(odd, 2), device_pool(odd, 1)
-    host = HostPool(odd, 2, "layer_first")
+    host = HostPool(odd, 2, layout)
     fill_random(device, 1)
-    for seed in range(20):
-        out, back = (SimulatedLane(1, kernels=False, seed=seed) for _ in range(2))
-        for page in (0, 1):
+    for seed in range(10):
+        out, back = (SimulatedLane(1, kernels=kernels, seed=seed) for _ in range(2))
+        for page, chosen in ((0, first), (1, second)):
             slots = as_slots([page]), as_slots([0])
-            backup(ways([(device, host)]), *slots, out, "copy_engine")
+            backup(ways([(device, host)]), *slots, out, chosen)
         out.run()
         assert host_page(host, 0) == page_bytes(device, 1, host.order)
         backup(ways([(device, host)]), as_slots([0]), as_slots([1]), out, "copy_engine")
         out.run()
-        for slot in (0, 1):
+        for slot, chosen in ((0, first), (1, second)):
             slots = as_slots([slot]), as_slots([0])
-            load_back(ways([(restored, host)]), *slots, back, "copy_engine")
+            load_back(ways([(restored, host)]), *slots, back, chosen)
         back.run()
         assert page_bytes(restored, 0, host.order) == page_bytes(device, 0, host.order)
 

@@ -17,8 +17,7 @@ from hicache_storage.pools.lanes import Lane
 
 
 def kept(done: bool | None, room: int = 4096) -> Any:
-    read = None if done is None else SimpleNamespace(query=lambda: done)
-    return SimpleNamespace(slots=range(room), read=read)
+    return SimpleNamespace(slots=range(room), free=lambda: done is not False)
 
 
 @pytest.fixture
@@ -48,23 +47,45 @@ def test_pinned_lists_are_used_again_in_turn(made: list[int]) -> None:
 
 
 def test_a_pinned_list_that_is_still_read_is_left_alone(made: list[int]) -> None:
-    read = kept(True)
-    lane = lane_of(kept(False), read)
-    assert [lane._pinned(5) for _ in range(2)] == [read, read]
-    read.read = kept(False).read
-    lane._pinned(5)
-    lane._pinned(5)
+    lane = lane_of(kept(False), kept(True))
+    for _ in range(2):
+        lane._pinned(5)
     assert made == [4096, 4096]
     assert len(lane._lists) == 4
 
 
-def test_a_longer_list_gets_memory_that_is_used_again(made: list[int]) -> None:
+def test_no_more_lists_are_kept_than_are_read(made: list[int]) -> None:
+    """A hundred uploads while nothing is read, and then all is."""
+    lane = lane_of(*(kept(None) for _ in range(4)))
+    for pinned in lane._lists:
+        pinned.free = lambda: False
+    for _ in range(100):
+        lane._pinned(5)
+    assert len(lane._lists) == 104
+    for pinned in lane._lists:
+        pinned.free = lambda: True
+    lane._pinned(5)
+    assert len(lane._lists) == 4
+
+
+def test_a_longer_list_takes_the_place_of_one_that_is_too_short(made: list[int]) -> None:
     lane = lane_of(kept(None))
     longer = lane._pinned(4097)
-    longer.read = None
+    longer.free = lambda: True
     assert lane._pinned(8192) is longer
     assert lane._pinned(8193) is not longer
     assert made == [8192, 16384]
+    assert len(lane._lists) == 1
+
+
+def test_lists_are_kept_until_they_are_read_when_a_lane_goes() -> None:
+    waited: list[int] = []
+    lists: Any = [
+        SimpleNamespace(read=SimpleNamespace(synchronize=lambda: waited.append(1))),
+        SimpleNamespace(read=None),
+    ]
+    lanes._wait_until_read(lists)
+    assert waited == [1]
 
 
 class _Memory:
@@ -74,6 +95,9 @@ class _Memory:
         self.slots = np.zeros(slots, dtype=np.int64)
         self.address = self.slots.ctypes.data
         self.read: Any = None
+
+    def free(self) -> bool:
+        return True
 
 
 class _CPULane(Lane):

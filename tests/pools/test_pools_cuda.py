@@ -283,6 +283,26 @@ def test_without_triton_one_line_says_so_and_pages_still_move(
     assert len(caplog.records) == 1
 
 
+def test_a_call_that_fails_midway_leaves_no_copy_under_way() -> None:
+    """A kernel has the first pages by then."""
+    geometry = PageGeometry("mha", 8, 8, 128, 128, 64, torch.bfloat16)
+    pools = PairedPools(device_pool(geometry, PAGES, "cuda"), host_pages=PAGES)
+    fill(pools.device, 1)
+    poison(pools.host)
+    lane = pools._out_lane
+    with (
+        mock.patch.object(lane, "half", side_effect=MemoryError),
+        pytest.raises(MemoryError),
+    ):
+        pools.backup(torch.arange(PAGES), torch.arange(PAGES))
+    after = pools.host._memory.tensor.clone()
+    torch.cuda.synchronize()
+    assert torch.equal(after, pools.host._memory.tensor)
+    assert 0 < (after == POISON).sum() < len(after), "some pages have come"
+    pools.backup(torch.arange(PAGES), torch.arange(PAGES)).wait()
+    assert set(host_page(pools.host, PAGES - 1)) == {1}
+
+
 def test_copies_are_refused_while_the_current_stream_is_captured() -> None:
     pools = small_pools()
     graph, out = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
