@@ -1,6 +1,6 @@
 """Backup on CUDA, by the ways that `strategy` chooses.
 
-The device is waited for nowhere here. A call costs the calling thread 0.5 to 1 us a copy, and as
+Nothing here waits for the device. What a call costs the calling thread,
 `benchmarks/results/gpu_transfer.md` says.
 """
 

@@ -149,7 +149,8 @@ class _Launch:
             self._compiled[programs, 1, 1](*arguments)
             return
         launched = self._kernels.move_rows[(programs,)](*arguments, num_warps=_WARPS)
-        if self._kernels.CAN_LAUNCH_COMPILED and units <= _MOST_UNITS:  # 32 bits, as ever after
+        # With larger pages some launches would count in 64 bits, which takes another kernel.
+        if self._kernels.CAN_LAUNCH_COMPILED and self._planes.units_a_page <= _MOST_UNITS:
             self._compiled = launched
 
 

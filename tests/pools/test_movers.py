@@ -1,0 +1,88 @@
+"""How the kernel is launched, without a device: through Triton once, then as it was compiled."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hicache_storage import pools
+from hicache_storage.pools.movers import _Planes
+
+
+class Launched:
+    """What launches were made, and whether as compiled."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[bool, int, tuple[Any, ...]]] = []
+
+    def kernel(self, compiled: bool) -> Any:
+        def launch(programs: int, *arguments: Any) -> Any:
+            self.made.append((compiled, programs, arguments))
+            return self.kernel(compiled=True)
+
+        class Kernel:
+            def __getitem__(self, grid: tuple[int, ...]) -> Any:
+                return lambda *arguments, **options: launch(grid[0], *arguments)
+
+        return Kernel()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    found = Launched()
+    kernels = SimpleNamespace(
+        move_rows=found.kernel(compiled=False),
+        ELEMENTS={1: "int8", 2: "int16", 4: "int32", 8: "int64"},
+        CAN_LAUNCH_COMPILED=True,
+    )
+    monkeypatch.setitem(sys.modules, "hicache_storage.pools.kernels", kernels)
+    monkeypatch.setattr(pools, "kernels", kernels, raising=False)
+    return found
+
+
+def planes(row_bytes: int) -> _Planes:
+    bases = torch.zeros(2, dtype=torch.int64)
+    steps = (2 * row_bytes, row_bytes)
+    return _Planes([0, 1], bases, bases, 2, row_bytes, steps, steps, aligned=1)
+
+
+SLOTS = torch.zeros(3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("to_pool", [False, True])
+def test_a_kernel_is_looked_for_once(launched: Launched, to_pool: bool) -> None:
+    launch = planes(64).launches[to_pool]
+    for count, programs in ((0, 1), (3, 2), (2, 4)):
+        launch(SLOTS[:count], SLOTS[:count], range(2), programs)
+    assert [(compiled, programs) for compiled, programs, _ in launched.made] == [
+        (False, 1),
+        (True, 2),
+        (True, 4),
+    ]
+    constants = {arguments[7:] for _, _, arguments in launched.made}
+    assert len(constants) == 1, "what was compiled in may not change"
+    assert [arguments[6] for _, _, arguments in launched.made] == [0, 6, 4], "units"
+
+
+def test_the_other_direction_is_another_kernel(launched: Launched) -> None:
+    both = planes(64)
+    for launch in both.launches:
+        launch(SLOTS, SLOTS, range(2), 1)
+    assert [compiled for compiled, _, _ in launched.made] == [False, False]
+
+
+def test_pages_that_64_bits_count_are_left_to_triton(launched: Launched) -> None:
+    """The first launch may have had no page at all, and so have been compiled for 32."""
+    launch = planes((1 << 32) + 1).launches[0]
+    for count in (0, 1):
+        launch(SLOTS[:count], SLOTS[:count], range(2), 1)
+    assert [compiled for compiled, _, _ in launched.made] == [False, False]
+
+
+def test_layers_without_planes_launch_nothing(launched: Launched) -> None:
+    planes(64).launches[0](SLOTS, SLOTS, range(2, 4), 1)
+    assert launched.made == []
