@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,7 +38,10 @@ class Peer:
     """A device pool and a host pool of SGLang, of this geometry, with random bytes; as many pages
     of it as a pool of ours has, and twice as many host pages."""
 
-    def __init__(self, geometry: PageGeometry, layout: Layout, path: str) -> None:
+    def __init__(
+        self, geometry: PageGeometry, layout: Layout, path: str, count: int | None = None
+    ) -> None:
+        """Moves all pages, or `count` of them."""
         device, host = _pools(geometry, layout)
         self.device, self.host, self.path = device, host, path
         self.layers, self.layout = geometry.layers, layout
@@ -47,10 +51,11 @@ class Peer:
             self.tensors = list(device.kv_buffer)
         self.tensors = [tensor.view(torch.uint8) for tensor in self.tensors]
         draw(self.tensors)
-        count, size = TOKENS // geometry.page_size, geometry.page_size
+        pages, size = TOKENS // geometry.page_size, geometry.page_size
+        count = count or pages
         # Its device pool has a page more, the first, which no request gets.
-        self.pages = _tokens(in_order("random", count, count) + 1, size)
-        self.slots = _tokens(in_order("random", 2 * count, count), size)
+        self.pages = _tokens(in_order("random", pages, count) + 1, size)
+        self.slots = _tokens(in_order("random", 2 * pages, count), size)
         self.on_device = self.pages.cuda()
         self.stream = torch.cuda.Stream()
         self.kernels = "compiled" if getattr(host, "can_use_jit", False) else "packaged"
@@ -105,18 +110,28 @@ class Peer:
 
         def load() -> float:
             start = time.perf_counter()
-            placed = self._placed("load")
-            self._fence()
-            with torch.cuda.stream(self.stream):
-                for layer in range(self.layers):
-                    self._load(*placed, layer)
-                    done = torch.cuda.Event()
-                    done.record()
+            events = self._load_by_layer()
             asked = time.perf_counter() - start
-            done.synchronize()
+            events[-1].synchronize()
             return asked
 
         return Way(backup, load)
+
+    def by_layer(self) -> Callable[[int], None]:
+        """Asks for a load-back; what makes the current stream wait for a layer."""
+        events = self._load_by_layer()
+        return lambda layer: torch.cuda.current_stream().wait_event(events[layer])
+
+    def _load_by_layer(self) -> list[torch.cuda.Event]:
+        placed = self._placed("load")
+        self._fence()
+        events = []
+        with torch.cuda.stream(self.stream):
+            for layer in range(self.layers):
+                self._load(*placed, layer)
+                events.append(torch.cuda.Event())
+                events[-1].record()
+        return events
 
     def _fence(self) -> None:
         before = torch.cuda.Event()

@@ -1,6 +1,6 @@
 """How fast pages move between a CUDA device and pinned host memory, beside the link's ceiling.
 
-    python benchmarks/gpu_transfer.py [--parts rates,pairing,interference,restore]
+    python benchmarks/gpu_transfer.py [--parts rates,pairing,forward,interference,restore]
 
 Rates: backup and load-back of 16384 tokens of a 32-layer MHA model, a 61-layer MLA model and a
 one-layer draft, in pages of 64, 16 and 1, for each host layout. Each strategy, SGLang's own host
@@ -10,6 +10,8 @@ and a host buffer that is pinned as a host pool is. Device and host pages are in
 runs of four, or in a row; the host pool has twice as many. The bytes are random; they are compared
 after poison before the first round. Queue: eight calls of the draft's pages, one behind the other.
 Pairing: what a one-layer draft adds to a 32-layer target.
+Forward: what a forward pass takes whose layers wait for a load-back of 8192 tokens, alone and
+while as many are backed up.
 Interference: what copies cost a loop of matrix products beside them. Restore: 2 GiB from a file and
 an lmdb store, in the page cache, to the device. Results go to `benchmarks/results/`.
 """
@@ -36,6 +38,7 @@ sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
 
 import gpu_peer  # noqa: E402
 from gpu_beside import interference, restore  # noqa: E402
+from gpu_forward import forward  # noqa: E402
 from gpu_pools import (  # noqa: E402
     SHAPES,
     VERBS,
@@ -256,6 +259,7 @@ def _shown(value: object) -> str:
 PARTS: dict[str, Callable[[Results, bool], None]] = {
     "rates": rates,
     "pairing": pairing,
+    "forward": forward,
     "interference": interference,
     "restore": restore,
 }
@@ -263,9 +267,7 @@ PARTS: dict[str, Callable[[Results, bool], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--parts", default="rates,pairing,interference,restore", help="comma-separated"
-    )
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated")
     parser.add_argument("--quick", action="store_true", help="less of each part, to try it out")
     parser.add_argument("--results", default=str(REPOSITORY / "benchmarks" / "results"))
     parser.add_argument("--name", default="gpu_transfer", help="name of the result files")
