@@ -7,13 +7,13 @@ Goes to the CUDA driver directly, since torch asks for one copy at a time. A dri
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from . import driver
 from .row_copies import RowCopies
 from .stretches import Copies
 
@@ -91,7 +91,7 @@ def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: 
 
     `batched` needs pinned host memory. The copies may happen in any order.
     """
-    if not batched or not _has("cuMemcpyBatchAsync"):
+    if not batched or not driver.has("cuMemcpyBatchAsync"):
         for piece in copies:
             _one_by_one(piece, stream, to_device)
         return
@@ -107,7 +107,7 @@ def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: 
 
 def copy_stretches(copies: Copies, stream: int, *, batched: bool, idle: bool = False) -> None:
     """The same, for copies of one row each. `idle`: the device waits for them."""
-    if batched and _has("cuMemcpyBatchAsync"):
+    if batched and driver.has("cuMemcpyBatchAsync"):
         _batches(*copies, stream, _FIRST_BATCH if idle else _BATCH)
         return
     for source, target, size in zip(*(array.tolist() for array in copies), strict=True):
@@ -116,7 +116,7 @@ def copy_stretches(copies: Copies, stream: int, *, batched: bool, idle: bool = F
 
 def copy_one(source: int, target: int, size: int, stream: int) -> None:
     """One copy of `size` bytes between two addresses."""
-    _call("cuMemcpyAsync")(
+    driver.call("cuMemcpyAsync")(
         ctypes.c_uint64(target),
         ctypes.c_uint64(source),
         ctypes.c_size_t(size),
@@ -128,7 +128,7 @@ def _batches(sources: Words, targets: Words, sizes: Words, stream: int, batch: i
     """In calls of `batch` copies, then of twice as many, up to _BATCH."""
     source, target, size = map(_address, (sources, targets, sizes))
     attributes, first = ctypes.byref(_IN_STREAM_ORDER), ctypes.byref(_FIRST)
-    call, failed = _versioned("cuMemcpyBatchAsync")
+    call, failed = driver.versioned("cuMemcpyBatchAsync")
     start = 0
     while start < len(sizes):
         begin = start * _WORD_BYTES
@@ -176,7 +176,7 @@ def _batches_of_rows(pieces: Sequence[RowCopies], stream: int) -> None:
     operations["width"] = each([piece.width for piece in pieces])
     operations["height"], operations["depth"] = heights, 1
     operations["order"] = _SOURCE_IN_STREAM_ORDER
-    call, failed = _versioned("cuMemcpy3DBatchAsync")
+    call, failed = driver.versioned("cuMemcpy3DBatchAsync")
     for start in range(0, len(operations), _BATCH):
         batch = operations[start : start + _BATCH]
         call(
@@ -194,7 +194,7 @@ def _one_by_one(piece: RowCopies, stream: int, to_device: bool) -> None:
         for source, target in pairs:
             copy_one(source, target, piece.width, stream)
         return
-    call, handle = _call("cuMemcpy2DAsync_v2"), ctypes.c_void_p(stream)
+    call, handle = driver.call("cuMemcpy2DAsync_v2"), ctypes.c_void_p(stream)
     ends = (_HOST, _DEVICE) if to_device else (_DEVICE, _HOST)
     shape = _Copy2D(
         source_type=ends[0],
@@ -210,34 +210,3 @@ def _one_by_one(piece: RowCopies, stream: int, to_device: bool) -> None:
         else:
             shape.source_device, shape.target_host = source, target
         call(ctypes.byref(shape), handle)
-
-
-@functools.lru_cache(maxsize=1)
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _has(name: str) -> bool:
-    return hasattr(_driver(), name) or hasattr(_driver(), f"{name}_v2")
-
-
-def _versioned(name: str) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """A batch call, and the argument that only its first version has: where it failed."""
-    if hasattr(_driver(), f"{name}_v2"):
-        return _call(f"{name}_v2"), ()
-    return _call(name), (ctypes.byref(ctypes.c_size_t(0)),)
-
-
-@functools.lru_cache(maxsize=8)
-def _call(name: str) -> Callable[..., None]:
-    function = getattr(_driver(), name)
-
-    def checked(*arguments: Any) -> None:
-        status = function(*arguments)
-        if status != 0:
-            text = ctypes.c_char_p()
-            _driver().cuGetErrorString(status, ctypes.byref(text))
-            found = text.value.decode() if text.value else "unknown"
-            raise RuntimeError(f"CUDA refused a copy: {name} gave {status} ({found})")
-
-    return checked

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from .direct import Direct
 from .indices import Slots
@@ -13,7 +15,7 @@ from .lanes import Lane
 from .moves import Moves
 from .routes import Routes
 from .staging import Few, pages_at_a_time, part_copies, pieces_of
-from .strategy import Step, Strategy, load_steps
+from .strategy import Step, Strategy, Way, load_steps
 
 READING_PROGRAMS = 4
 """Multiprocessors of a kernel that reads from the host: fewer don't fill the link."""
@@ -33,18 +35,16 @@ def load_back(
     lane.begin(after)
     loading = _Loading(lane, device_slots, host_slots)
     plans = [loading.plan(pair, strategy) for pair in pairs]
-    events: list[tuple[Any, ...]] = []
-    for layer in range(max(pair.geometry.layers for pair in pairs)):
-        due = False
-        for pair, plan in zip(pairs, plans, strict=True):
-            if layer in plan:
-                loading.take(pair, plan[layer])
-                due = True
-        if due or not events:
-            events.append(loading.arrived())
-        else:
-            events.append(events[-1])
-    return events
+    layers = range(max(pair.geometry.layers for pair in pairs))
+    due = [
+        (pair, plan[layer])
+        for layer in layers
+        for pair, plan in zip(pairs, plans, strict=True)
+        if layer in plan
+    ]
+    for (pair, how), taken in itertools.groupby(due, lambda each: (each[0], each[1].how)):
+        loading.take(pair, how, [step.layers for _, step in taken])
+    return loading.events(len(layers))
 
 
 class _Loading:
@@ -57,10 +57,14 @@ class _Loading:
         """Whether a kernel brings the first layers only: then the device waits for it, and not for
         what is needed later."""
         self._on_link: Any = None
+        self._signalled = False
+        """Whether events were recorded on `side` that say when a kernel brought a layer."""
         self._on_side: Any = None
         self._directly: dict[Routes, Direct] = {}
         self._idle = True
         self._waited = False
+        self._arrived: dict[int, tuple[Any, ...]] = {}
+        """Events by the first of the layers that have arrived then, with all before them."""
 
     def plan(self, pair: Routes, strategy: Strategy) -> Mapping[int, Step]:
         if not len(self._moves):
@@ -78,35 +82,69 @@ class _Loading:
         self._starts_early |= "kernel" in hows and len(hows) > 1
         return steps
 
-    def take(self, pair: Routes, step: Step) -> None:
-        if step.how != "staged" and not self._waited:
+    def take(self, pair: Routes, how: Way, steps: Sequence[range]) -> None:
+        """Asks for layers that follow each other, some at a time."""
+        if how != "staged" and not self._waited:
             # An earlier call may still scatter into the same pages.
             self.lane.wait(self.lane.link, self.lane.scattered)
             self._waited = True
-        if step.how == "kernel":
-            self._by_kernel(pair, step.layers)
-        elif step.how == "direct":
-            self._direct(pair, step.layers)
+        if how == "kernel":
+            self._by_kernel(pair, steps)
         else:
-            self._staged(pair, step.layers)
+            for layers in steps:
+                (self._direct if how == "direct" else self._staged)(pair, layers)
+                self._arrived[layers.start] = self._all_arrived()
         self._idle = False
 
-    def arrived(self) -> tuple[Any, ...]:
+    def events(self, layers: int) -> list[tuple[Any, ...]]:
+        """By layer; the last one's are done when all is."""
+        if self._signalled or not self._arrived:
+            self._arrived[max(self._arrived, default=0)] = self._all_arrived()
+        found: list[tuple[Any, ...]] = []
+        for layer in range(layers):
+            found.append(self._arrived[layer] if layer in self._arrived else found[-1])
+        return found
+
+    def _all_arrived(self) -> tuple[Any, ...]:
         """The events behind all that has been taken so far."""
         lane = self.lane
-        if self._on_side is None:
+        if self._on_side is None and not self._signalled:
             return (lane.record(lane.link),)
         return lane.record(lane.link), lane.record(lane.side)
 
-    def _by_kernel(self, pair: Routes, layers: range) -> None:
+    def _by_kernel(self, pair: Routes, steps: Sequence[range]) -> None:
+        """In one launch if the device can say when a layer is there: a launch of its own would have
+        to wait for the multiprocessors that the model has taken meanwhile."""
         lane = self.lane
         if self._on_link is None:
             moves = self._moves if self._starts_early else self._moves.in_order
             self._on_link = lane.upload(lane.link, moves.device, moves.host)
+        layers = range(steps[0].start, steps[-1].stop)
+        signals = lane.signals
+        by_layer = lane.mover.by_layer(pair.host, len(self._moves))
+        if signals is None or len(steps) == 1 or len(layers) > signals.most or not by_layer:
+            for some in steps:
+                self._move(pair, some)
+                self._arrived[some.start] = self._all_arrived()
+            return
+        self._move(pair, layers, signals.cells)
+        signals.expect(len(layers), READING_PROGRAMS)
+        self._signalled = True
+        for some in steps:
+            lane.hold(lane.side, signals, some.stop - 1 - layers.start)
+            self._arrived[some.start] = (lane.record(lane.side),)
+
+    def _move(self, pair: Routes, layers: range, arrived: Tensor | None = None) -> None:
         on_device, in_host = self._on_link
-        with lane.on(lane.link):
-            lane.mover.move(
-                pair.host, on_device, in_host, layers, to_pool=True, programs=READING_PROGRAMS
+        with self.lane.on(self.lane.link):
+            self.lane.mover.move(
+                pair.host,
+                on_device,
+                in_host,
+                layers,
+                to_pool=True,
+                programs=READING_PROGRAMS,
+                arrived=arrived,
             )
 
     def _direct(self, pair: Routes, layers: range) -> None:

@@ -25,6 +25,7 @@ ELEMENTS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
     do_not_specialize=[
         "first_plane",
         "planes",
+        "layers",
         "units",
         "source_page_step",
         "source_token_step",
@@ -38,6 +39,7 @@ ELEMENTS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
         "target_bases",
         "source_pages",
         "target_pages",
+        "arrived",
     ],
 )
 def move_rows(
@@ -45,8 +47,10 @@ def move_rows(
     target_bases,
     source_pages,
     target_pages,
+    arrived,
     first_plane,
     planes,
+    layers,
     units,
     source_page_step,
     source_token_step,
@@ -61,7 +65,8 @@ def move_rows(
     tile_units: tl.constexpr,
     planes_together: tl.constexpr,
 ):
-    """Moves `units` units in each of `planes` planes, `tile_units` at a time.
+    """Moves `units` units in each of `planes` planes of each of `layers` layers, `tile_units` at a
+    time. A program adds 1 to `arrived[i]` once it has done its share of layer i.
 
     A plane's base is its address in `source_bases` and `target_bases`; a row is `units_a_row`
     units, a unit `unit_elements` adjacent elements. Steps are in bytes; every address is a
@@ -70,27 +75,32 @@ def move_rows(
     tiles = tl.cdiv(units, tile_units)
     element = tl.pointer_type(element_type)
     within = tl.arange(0, unit_elements)[None, :]
-    for item in range(tl.program_id(0), planes * tiles, tl.num_programs(0)):
-        if planes_together:
-            plane = first_plane + item % planes
-            tile = item // planes
-        else:
-            plane = first_plane + item // tiles
-            tile = item % tiles
-        unit = tile * tile_units + tl.arange(0, tile_units)
-        here = unit < units
-        row = unit // units_a_row
-        page = row // tokens
-        token = (row - page * tokens).to(tl.int64)
-        offset = (unit - row * units_a_row).to(tl.int64) * (unit_elements * element_bytes)
-        source_page = tl.load(source_pages + page, mask=here, other=0)
-        target_page = tl.load(target_pages + page, mask=here, other=0)
-        source = tl.load(source_bases + plane) + offset
-        target = tl.load(target_bases + plane) + offset
-        source += source_page * source_page_step + token * source_token_step
-        target += target_page * target_page_step + token * target_token_step
-        reads = tl.multiple_of(source[:, None].to(element) + within, [aligned, aligned])
-        writes = tl.multiple_of(target[:, None].to(element) + within, [aligned, aligned])
-        mask = here[:, None]
-        rows = tl.load(reads, mask=mask, eviction_policy="evict_first")
-        tl.store(writes, rows, mask=mask, eviction_policy="evict_first")
+    for layer in range(layers):
+        first = first_plane + layer * planes
+        for item in range(tl.program_id(0), planes * tiles, tl.num_programs(0)):
+            if planes_together:
+                plane = first + item % planes
+                tile = item // planes
+            else:
+                plane = first + item // tiles
+                tile = item % tiles
+            unit = tile * tile_units + tl.arange(0, tile_units)
+            here = unit < units
+            row = unit // units_a_row
+            page = row // tokens
+            token = (row - page * tokens).to(tl.int64)
+            offset = (unit - row * units_a_row).to(tl.int64) * (unit_elements * element_bytes)
+            source_page = tl.load(source_pages + page, mask=here, other=0)
+            target_page = tl.load(target_pages + page, mask=here, other=0)
+            source = tl.load(source_bases + plane) + offset
+            target = tl.load(target_bases + plane) + offset
+            source += source_page * source_page_step + token * source_token_step
+            target += target_page * target_page_step + token * target_token_step
+            reads = tl.multiple_of(source[:, None].to(element) + within, [aligned, aligned])
+            writes = tl.multiple_of(target[:, None].to(element) + within, [aligned, aligned])
+            mask = here[:, None]
+            rows = tl.load(reads, mask=mask, eviction_policy="evict_first")
+            tl.store(writes, rows, mask=mask, eviction_policy="evict_first")
+        # All threads' writes come before the counting, which whoever waits for it sees first.
+        tl.debug_barrier()
+        tl.atomic_add(arrived + layer, 1, sem="release", scope="sys")

@@ -21,6 +21,7 @@ from .indices import Slots
 from .movers import Mover, cuda_mover
 from .routes import Routes
 from .row_copies import RowCopies
+from .signals import Signals, signals
 from .stretches import Copies
 
 STAGED_BYTES = (128 << 20) + (1 << 20)
@@ -80,6 +81,8 @@ class Lane:
     link: Any
     side: Any
     mover: Mover
+    signals: Signals | None
+    """Of the kernels on `link`; None where the driver has none."""
     processors: int
     """Multiprocessors of the device. What gathers or scatters takes all of them: a model's kernel
     loses more to a few that are late than to all that are late for a moment."""
@@ -101,6 +104,7 @@ class Lane:
         self.side = torch.cuda.Stream(self.device, priority=-1)
         self._given = torch.cuda.Event()
         self.mover = cuda_mover()
+        self.signals = signals(self.device, self.side.cuda_stream)
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._lists = deque(_Pinned(_LIST) for _ in range(_LISTS))
         weakref.finalize(self, _wait_until_read, self._lists).atexit = False
@@ -132,6 +136,12 @@ class Lane:
         """Returns when all that was asked for is done."""
         for stream in self.streams:
             stream.synchronize()
+        if self.signals is not None:
+            self.signals.settle()
+
+    def hold(self, stream: Any, signals: Signals, layer: int) -> None:
+        """Has the stream wait until a kernel has brought its layer number `layer`."""
+        signals.hold(stream.cuda_stream, layer)
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """Makes `stream` the current one."""

@@ -43,9 +43,16 @@ class Mover(Protocol):
         *,
         to_pool: bool,
         programs: int,
+        arrived: Tensor | None = None,
     ) -> None:
         """Moves the pages, in these layers, into the pool or out of it. Never waits. `programs`
-        is how many multiprocessors it may take, where that can be said."""
+        is how many multiprocessors it may take, where that can be said. With `arrived`, int32 on
+        the device, each program adds 1 to `arrived[i]` once its share of `layers[i]` is there;
+        needs `by_layer`."""
+        ...
+
+    def by_layer(self, route: Route, pages: int) -> bool:
+        """Whether so many pages can be moved layer by layer in one launch."""
         ...
 
 
@@ -63,14 +70,21 @@ class TorchMover:
         *,
         to_pool: bool,
         programs: int,
+        arrived: Tensor | None = None,
     ) -> None:
         """See `Mover`."""
+        if arrived is not None:
+            raise NotImplementedError("torch's operations don't say when a layer is there")
         for layer in layers:
             for rows, other in route.ends(layer):
                 if to_pool:
                     rows.index_copy_(0, pool_slots, other.index_select(0, other_slots))
                 else:
                     other.index_copy_(0, other_slots, rows.index_select(0, pool_slots))
+
+    def by_layer(self, route: Route, pages: int) -> bool:
+        """See `Mover`."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -115,6 +129,7 @@ class _Launch:
 
         self._kernels = kernels
         self._planes = planes
+        self._nowhere = torch.empty(1, dtype=torch.int32, device=planes.pool_bases.device)
         self._to_pool = to_pool
         unit = _unit_bytes(planes)
         element = math.gcd(unit, planes.aligned, 8)
@@ -137,14 +152,23 @@ class _Launch:
         self._compiled: Any = None
 
     def __call__(
-        self, pool_slots: Tensor, other_slots: Tensor, layers: range, programs: int
+        self,
+        pool_slots: Tensor,
+        other_slots: Tensor,
+        layers: range,
+        programs: int,
+        arrived: Tensor | None = None,
     ) -> None:
         first, count = self._planes.of(layers)
         if not count:
             return
+        # What nobody waits for goes as if it were one layer.
+        by_layer = 1 if arrived is None else len(layers)
+        cells = self._nowhere if arrived is None else arrived
         ends = (other_slots, pool_slots) if self._to_pool else (pool_slots, other_slots)
         units = len(pool_slots) * self._planes.units_a_page
-        arguments = *self._bases, *ends, first, count, units, *self._constants
+        planes = first, count // by_layer, by_layer
+        arguments = *self._bases, *ends, cells, *planes, units, *self._constants
         if self._compiled is not None:
             self._compiled[programs, 1, 1](*arguments)
             return
@@ -168,15 +192,28 @@ class KernelMover:
         *,
         to_pool: bool,
         programs: int,
+        arrived: Tensor | None = None,
     ) -> None:
         """See `Mover`."""
-        if route.prepared is None:
-            route.prepared = _planes(route)
-        for planes in route.prepared:
+        for planes in self._planes(route):
             step = max(1, _MOST_UNITS // planes.units_a_page)
             for start in range(0, max(1, len(pool_slots)), step):
                 ends = pool_slots[start : start + step], other_slots[start : start + step]
-                planes.launches[to_pool](*ends, layers, programs)
+                planes.launches[to_pool](*ends, layers, programs, arrived)
+
+    def by_layer(self, route: Route, pages: int) -> bool:
+        """See `Mover`. Not for rows of two shapes, or so many that they take two launches."""
+        planes = self._planes(route)
+        if len(planes) != 1 or pages > _MOST_UNITS // planes[0].units_a_page:
+            return False
+        return len(planes[0].layers) % len(route.layers) == 0
+
+    @staticmethod
+    def _planes(route: Route) -> list[_Planes]:
+        if route.prepared is None:
+            route.prepared = _planes(route)
+        found: list[_Planes] = route.prepared
+        return found
 
     def prepare(self, route: Route, *, to_pool: bool) -> None:
         """Compiles what `move` will need."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from hicache_storage.pools.lanes import Lane
 from hicache_storage.pools.movers import TorchMover
 from hicache_storage.pools.routes import Route
 from hicache_storage.pools.row_copies import RowCopies
+from hicache_storage.pools.signals import Signals
 from hicache_storage.pools.stretches import Copies
 
 
@@ -29,6 +31,30 @@ class Event:
 
     def query(self) -> bool:
         return self.arrived
+
+
+class Signal(Event):
+    """Done once a counter has got so far."""
+
+    def __init__(self, cells: torch.Tensor, cell: int, value: int) -> None:
+        self._cells, self._cell, self._value = cells, cell, value
+
+    @property
+    def arrived(self) -> bool:  # type: ignore[override]
+        return int(self._cells[self._cell]) >= self._value
+
+
+class SimulatedSignals(Signals):
+    """Counters in memory, of which there are few."""
+
+    most = 4
+
+    def __init__(self) -> None:
+        self.cells = torch.zeros(self.most, dtype=torch.int32)
+        self._expected = [0] * self.most
+
+    def signal(self, layer: int) -> Signal:
+        return Signal(self.cells, layer, self._expected[layer])
 
 
 class Stream:
@@ -62,6 +88,7 @@ class SimulatedLane(Lane):
         self.current = self.link
         self._kept: dict[Stream, torch.Tensor] = {}
         self.mover = _HeldMover(self, self._kernels)
+        self.signals = SimulatedSignals() if self._random.random() < 0.7 else None
         self.processors = 1
 
     def run(self, watch: Callable[[], None] = lambda: None) -> None:
@@ -96,6 +123,10 @@ class SimulatedLane(Lane):
     def wait(self, stream: Any, event: Any) -> None:
         if event is not None:
             stream.work.append(event)
+
+    def hold(self, stream: Any, signals: Signals, layer: int) -> None:
+        assert isinstance(signals, SimulatedSignals)
+        stream.work.append(signals.signal(layer))
 
     def upload(self, stream: Any, *lists: Slots) -> list[torch.Tensor]:
         given = torch.from_numpy(np.concatenate(lists))
@@ -137,13 +168,23 @@ class _HeldMover(TorchMover):
         *,
         to_pool: bool,
         programs: int,
+        arrived: torch.Tensor | None = None,
     ) -> None:
-        def work() -> None:
+        def work(layers: range) -> None:
             TorchMover().move(
                 route, pool_slots, other_slots, layers, to_pool=to_pool, programs=programs
             )
 
-        self.lane.current.work.append(work)
+        if arrived is None:
+            self.lane.current.work.append(lambda: work(layers))
+            return
+        for number, layer in enumerate(layers):
+            self.lane.current.work.append(functools.partial(work, range(layer, layer + 1)))
+            for _ in range(programs):
+                self.lane.current.work.append(lambda number=number: arrived[number].add_(1))
+
+    def by_layer(self, route: Route, pages: int) -> bool:
+        return self.reaches_host
 
 
 def copy_rows(copies: Sequence[RowCopies]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hicache_storage.pools import copy_engine
+from hicache_storage.pools import driver as cuda_driver
 from hicache_storage.pools.row_copies import RowCopies
 from hicache_storage.pools.stretches import Copies
 
@@ -89,10 +90,10 @@ class Driver:
 @pytest.fixture(params=["second", "first", "none"])
 def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     fake = Driver(request.param)
-    monkeypatch.setattr(copy_engine, "_driver", lambda: fake)
-    copy_engine._call.cache_clear()
+    monkeypatch.setattr(cuda_driver, "library", lambda: fake)
+    cuda_driver.call.cache_clear()
     yield fake
-    copy_engine._call.cache_clear()
+    cuda_driver.call.cache_clear()
 
 
 def pieces(height: int, count: int) -> tuple[list[RowCopies], torch.Tensor, torch.Tensor]:
@@ -155,5 +156,5 @@ def test_stretches_of_any_size_are_copied_the_first_few_at_once(
 
 def test_a_refused_copy_is_an_error_that_says_which(driver: Driver) -> None:
     driver.status = 1
-    with pytest.raises(RuntimeError, match=r"cuMemcpy\w+ gave 1 \(invalid argument\)"):
+    with pytest.raises(RuntimeError, match=r"cuMemcpy\w+: 1 \(invalid argument\)"):
         copy_engine.copy(pieces(1, 2)[0], STREAM, to_device=True, batched=True)

@@ -262,7 +262,7 @@ def test_indices_on_the_device_are_taken_too() -> None:
 
 
 def test_a_driver_without_batches_copies_one_by_one() -> None:
-    with mock.patch("hicache_storage.pools.copy_engine._has", return_value=False):
+    with mock.patch("hicache_storage.pools.driver.has", return_value=False):
         for layout in LAYOUTS:
             geometry = PageGeometry("mla", 3, 1, 576, 0, 16, torch.bfloat16)
             Twins(geometry, 20, layout).check("copy_engine", 12)

@@ -1,0 +1,42 @@
+"""Functions of the CUDA driver that torch doesn't offer."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> Any:
+    """The driver. Raises OSError where there is none."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def has(name: str) -> bool:
+    """Whether the driver has this function, in its first version or its second."""
+    return hasattr(library(), name) or hasattr(library(), f"{name}_v2")
+
+
+def versioned(name: str) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """A batch call, and the argument that only its first version has: where it failed."""
+    if hasattr(library(), f"{name}_v2"):
+        return call(f"{name}_v2"), ()
+    return call(name), (ctypes.byref(ctypes.c_size_t(0)),)
+
+
+@functools.lru_cache(maxsize=8)
+def call(name: str) -> Callable[..., None]:
+    """A function of this very name, which raises RuntimeError if CUDA refuses."""
+    function = getattr(library(), name)
+
+    def checked(*arguments: Any) -> None:
+        status = function(*arguments)
+        if status != 0:
+            text = ctypes.c_char_p()
+            library().cuGetErrorString(status, ctypes.byref(text))
+            found = text.value.decode() if text.value else "unknown"
+            raise RuntimeError(f"CUDA refused {name}: {status} ({found})")
+
+    return checked
