@@ -104,7 +104,7 @@ class Lane:
         self.side = torch.cuda.Stream(self.device, priority=-1)
         self._given = torch.cuda.Event()
         self.mover = cuda_mover()
-        self.signals = signals(self.device, self.side.cuda_stream)
+        self.signals = signals(self.side)
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._lists = deque(_Pinned(_LIST) for _ in range(_LISTS))
         weakref.finalize(self, _wait_until_read, self._lists).atexit = False

@@ -28,10 +28,8 @@ class Signals:
     most = _CELLS
     """Layers of a kernel that has a counter for each."""
 
-    def __init__(self, device: torch.device) -> None:
-        # On an idle stream, so that the counters are there when this returns.
-        with torch.cuda.stream(torch.cuda.Stream(device)):
-            self.cells: Tensor = torch.tensor([0] * _CELLS, dtype=torch.int32, device=device)
+    def __init__(self, cells: Tensor) -> None:
+        self.cells = cells
         self._expected = [0] * _CELLS
 
     def expect(self, layers: int, programs: int) -> None:
@@ -54,11 +52,14 @@ class Signals:
         self._expected = self.cells.tolist()
 
 
-def signals(device: torch.device, stream: int) -> Signals | None:
-    """None where the driver can't have this stream wait for them."""
-    found = Signals(device)
-    try:
-        found.hold(stream, 0)
-    except (AttributeError, RuntimeError):
-        return None
+def signals(stream: torch.cuda.Stream) -> Signals | None:
+    """Signals that this stream can wait for; None where the driver has none."""
+    device = stream.device
+    # On an idle stream, so that the counters are there when this returns.
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+        found = Signals(torch.tensor([0] * _CELLS, dtype=torch.int32, device=device))
+        try:
+            found.hold(stream.cuda_stream, 0)
+        except (AttributeError, RuntimeError):
+            return None
     return found

@@ -7,8 +7,12 @@ where those follow each other in the host pool; or "staged", through memory on t
 kernel gathers or scatters rows, so that few and long stretches cross the link. A "kernel" that
 reads or writes pinned memory itself doesn't mind small rows and costs the caller least, but it
 takes a few multiprocessors, its writes hold up what else the device does, and its packets of 128
-bytes carry 52.5 GB/s out and 51.3 back at most where plain copies reach 55. The limits below are
-where one overtakes the other on an H200 (benchmarks/results/gpu_link.md).
+bytes carry 52.5 GB/s out and 51.3 back at most where plain copies reach 55.
+
+"auto" backs up by what gives the highest rate, and loads back by what a forward pass, which waits
+layer by layer and is asked for by the same thread, is done with first; "copy_engine" by what gives
+the highest rate without multiprocessors. The limits below are where one overtakes the other on an
+H200 (benchmarks/results/gpu_link.md, and the part `forward` of gpu_transfer.md).
 """
 
 from __future__ import annotations
@@ -33,13 +37,12 @@ KiB; half of it gives 51, which a kernel reaches too."""
 STAGED_STRETCH = 256 << 10
 """Bytes of host memory that all layers of a page have in a stretch from which on backups are
 staged: 53 to 54 GB/s there."""
+LOAD_DIRECT = 128 << 10
+"""The same of `layer_first` load-backs, whose caller has a forward pass to ask for: with 72 KiB the
+call takes as long as the copies."""
 LOAD_ROW = 48 << 10
 """Bytes of adjacent layers in a token-layer page that one load-back by copy engine takes: 52 GB/s;
-half of it gives 49, less than a kernel."""
-ENGINE_ROW = 32 << 10
-"""The same where the copy engine takes every layer, which then come in more groups."""
-FEWEST_ROWS = 8
-"""Tokens of a page from which on that pays: with fewer, there are too many copies."""
+half of it gives 49. If no two groups of layers have as much, pages come whole, at 54."""
 _STEP_BYTES = 2 << 20
 """Layers that are smaller together share a step: some 40 us on the link."""
 LOAD_STRETCH = 512 << 10
@@ -121,9 +124,10 @@ def load_steps(
     layer_bytes = max(1, pages) * geometry.page_bytes // geometry.layers
     few = -(-_STEP_BYTES // layer_bytes)
     stretch = min(geometry.part_bytes) // geometry.layers
-    if dense and layout == "layer_first" and stretch < DIRECT_STRETCH:
+    limit = LOAD_DIRECT if layout == "layer_first" and strategy == "auto" else DIRECT_STRETCH
+    if dense and layout == "layer_first" and stretch < limit:
         stretch = int(stretch * run_pages())
-    direct = dense and stretch >= DIRECT_STRETCH
+    direct = dense and stretch >= limit
     return _load_steps(geometry, layout, few, strategy, kernels, direct)
 
 
@@ -139,22 +143,17 @@ def _load_steps(
     """`few` layers make a step of some size; `direct` is whether pages may go so."""
     layers = range(geometry.layers)
     stretch = min(geometry.part_bytes) // geometry.layers
-    row = stretch // geometry.page_size
-    first = -(-len(layers) // FIRST_SHARE)
-    rest = layers[first:]
     if strategy == "kernel" and kernels:
         steps = _steps(layers, few, "kernel")
     elif strategy == "copy_engine" or not kernels:
-        wide = -(-ENGINE_ROW // (stretch if layout == "layer_first" else row))
+        row = stretch // geometry.page_size if layout == "page_first" else stretch
+        wide = -(-(LOAD_STRETCH if layout == "page_first_direct" else LOAD_ROW) // row)
         steps = _steps(layers, few, "direct") if direct else _groups(layers, max(few, wide))
     else:
         steps = _steps(layers, few, "direct" if direct else "kernel")
-        wide = 0
-        if direct and layout == "page_first_direct" and stretch < LOAD_STRETCH:
-            wide = -(-LOAD_STRETCH // stretch)
-        elif layout == "page_first" and not direct and geometry.page_size >= FEWEST_ROWS:
-            wide = -(-LOAD_ROW // row)
-        if few <= first and 0 < wide <= len(rest):
+        first, wide = -(-len(layers) // FIRST_SHARE), -(-LOAD_STRETCH // stretch)
+        rest = layers[first:]
+        if direct and layout == "page_first_direct" and few <= first and 1 < wide <= len(rest):
             steps = [*_steps(layers[:first], few, "kernel"), *_groups(rest, wide)]
     return MappingProxyType({step.layers.start: step for step in steps})
 

@@ -50,8 +50,7 @@ class SimulatedSignals(Signals):
     most = 4
 
     def __init__(self) -> None:
-        self.cells = torch.zeros(self.most, dtype=torch.int32)
-        self._expected = [0] * self.most
+        super().__init__(torch.zeros(self.most, dtype=torch.int32))
 
     def signal(self, layer: int) -> Signal:
         return Signal(self.cells, layer, self._expected[layer])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pools.cuda_cases import ORDERS, Model, Twins
 
-from hicache_storage.pools import lanes, movers
+from hicache_storage.pools import lanes, movers, strategy
 from hicache_storage.pools.geometry import PageGeometry
 from hicache_storage.pools.layouts import LAYOUTS, Layout
 from hicache_storage.pools.strategy import STRATEGIES
@@ -40,6 +40,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of a few pages arrive one by one too, as those of many do."""
+    monkeypatch.setattr(strategy, "_STEP_BYTES", 1)
+
+
 @pytest.fixture(scope="module")
 def model() -> Model:
     return Model()
@@ -66,8 +72,8 @@ def test_bytes_are_those_of_the_cpu_copies_beside_a_running_model(
     geometry = replace(KINDS[kind], page_size=page_size, dtype=dtype)
     pages = PAGES[page_size]
     twins = Twins(geometry, pages, layout, beside=model.forward)
-    for strategy, order in itertools.product(STRATEGIES, ORDERS):
-        twins.check(strategy, pages * 5 // 8, order)
+    for chosen, order in itertools.product(STRATEGIES, ORDERS):
+        twins.check(chosen, pages * 5 // 8, order)
 
 
 @pytest.mark.parametrize("order", ["random", "runs"])
@@ -96,8 +102,8 @@ def test_any_row_size_and_any_count_is_exact(layout: Layout, row_bytes: int, pin
     for heads, strided, count in ((1, False, 0), (1, True, 1), (2, False, 13), (2, True, 13)):
         geometry = PageGeometry("mha", 2, heads, row_bytes, row_bytes, 4, torch.uint8)
         twins = Twins(geometry, 20, layout, strided=strided, pin=pin)
-        for strategy in ("kernel", "copy_engine"):
-            twins.check(strategy, count)
+        for chosen in ("kernel", "copy_engine"):
+            twins.check(chosen, count)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -211,6 +211,43 @@ def first_layer_comes_before_the_last(pools: PairedPools, pages: torch.Tensor) -
     return before
 
 
+def test_a_kernel_says_of_each_layer_that_it_is_there() -> None:
+    """In one launch, again and again, and after a call that failed behind it."""
+    geometry = PageGeometry("mha", 8, 8, 128, 128, 64, torch.bfloat16)
+    pools = PairedPools(device_pool(geometry, PAGES, "cuda"), host_pages=PAGES, layout="page_first")
+    redraw(pools.device)
+    pages, lane = torch.randperm(PAGES), pools._back_lane
+    assert lane is not None
+    assert lane.signals is not None, "this driver can't wait for a kernel"
+    pools.backup(pages, pages).wait()
+    kept = [rows.clone() for rows in storages(pools.device)]
+    for fails in (False, False, True, False, True, False):
+        for rows in storages(pools.device):
+            rows.fill_(POISON)
+        with mock.patch.object(lane.mover, "move", wraps=lane.mover.move) as launches:
+            if fails:
+                with (
+                    mock.patch.object(lane.signals, "expect", side_effect=MemoryError),
+                    pytest.raises(MemoryError),
+                ):
+                    pools.load_back(pages, pages)
+                continue
+            loading = pools.load_back(pages, pages)
+        assert launches.call_count == 1
+        assert len({id(events) for events in loading.by_layer}) == 8
+        arrived = []
+        for layer in range(8):
+            loading.wait(layer)
+            arrived += [rows.clone() for rows in pools.device.page_rows(layer)]
+        torch.cuda.synchronize()
+        for layer in range(8):
+            for rows, then in zip(
+                pools.device.page_rows(layer), arrived[2 * layer :], strict=False
+            ):
+                assert torch.equal(rows, then), "too early"
+        assert all(map(torch.equal, storages(pools.device), kept))
+
+
 def test_bytes_are_exact_beside_a_running_model_and_another_thread() -> None:
     """Backups and load-backs of distinct pages from two threads, matrix products meanwhile."""
     geometry = PageGeometry("mha", 8, 4, 128, 128, 16, torch.bfloat16)

@@ -69,7 +69,6 @@ def test_large_pages_take_the_copy_engines_where_those_keep_up(geometry: PageGeo
     assert way(geometry, "page_first_direct", spaced=False) == "staged"
     for spaced in (True, False):
         assert way(geometry, "layer_first", spaced=spaced) == "direct"
-    assert {step.how for step in steps(geometry, "layer_first")} == {"direct"}
     for layout in ("layer_first", "page_first_direct"):
         given = {"strategy": "copy_engine"}
         assert {step.how for step in steps(geometry, layout, **given)} == {"direct"}
@@ -94,14 +93,37 @@ def test_the_engine_alone_needs_no_kernel_that_crosses_the_link(layout: Any) -> 
     assert way(MHA, layout, strategy="kernel", kernels=False) != "kernel"
 
 
-@pytest.mark.parametrize("geometry", [MHA, MLA], ids=["mha", "mla"])
-def test_a_forward_pass_over_token_layer_pages_starts_before_all_of_them_are_there(
-    geometry: PageGeometry,
+@pytest.mark.parametrize(
+    ("geometry", "layout", "how"),
+    [
+        (MHA, "layer_first", "direct"),
+        (MLA, "layer_first", "kernel"),
+        (MHA, "page_first", "kernel"),
+        (MLA, "page_first", "kernel"),
+        (DRAFT, "layer_first", "direct"),
+        (DRAFT, "page_first", "direct"),
+    ],
+)
+def test_a_load_back_goes_layer_by_layer_where_that_costs_the_caller_little(
+    geometry: PageGeometry, layout: Any, how: str
 ) -> None:
-    found = steps(geometry, "page_first")
-    first = [step for step in found if step.how == "kernel"]
-    assert [len(step.layers) for step in first] == [1] * -(-geometry.layers // 16)
-    assert {step.how for step in found[len(first) :]} == {"staged"}
+    """A forward pass waits for each layer, and the same thread asks for it: 72 KiB a copy keep that
+    thread busy for as long as the link."""
+    found = steps(geometry, layout)
+    assert {step.how for step in found} == {how}
+    assert len(found) == geometry.layers
+    in_runs = steps(geometry, "layer_first", run=4)
+    assert {step.how for step in in_runs} == {"direct"}
+
+
+@pytest.mark.parametrize("geometry", [MHA, MLA], ids=["mha", "mla"])
+def test_token_layer_pages_come_whole_by_copy_engine(geometry: PageGeometry) -> None:
+    """Some of their layers would be many short rows."""
+    found = steps(geometry, "page_first", strategy="copy_engine")
+    assert [step.layers for step in found] == [range(geometry.layers)]
+    deep = replace(MHA, layers=80)
+    groups = steps(deep, "page_first", strategy="copy_engine")
+    assert [len(step.layers) for step in groups] == [26, 27, 27]
 
 
 @pytest.mark.parametrize("geometry", [MHA, MLA], ids=["mha", "mla"])
