@@ -40,7 +40,8 @@ def load_back(
     due = [
         (pair, plan[layer])
         for layer in layers
-        for pair, plan in zip(pairs, plans, strict=True)
+        # The draft first, so that a kernel then brings all layers of the target in one launch.
+        for pair, plan in reversed(list(zip(pairs, plans, strict=True)))
         if layer in plan
     ]
     for (pair, how), taken in itertools.groupby(due, lambda each: (each[0], each[1].how)):
@@ -71,7 +72,7 @@ class _Loading:
             pair.geometry,
             pair.layout,
             len(self._moves),
-            lambda: len(self._moves) / len(self._moves.in_order.runs.start),
+            lambda: len(self._moves) / len(self._moves.runs.start),
             strategy,
             kernels=self.lane.reaches(pair),
             dense=pair.stretches is not None,
@@ -117,11 +118,13 @@ class _Loading:
         layers = range(steps[0].start, steps[-1].stop)
         signals = lane.signals
         by_layer = lane.mover.by_layer(pair.host, len(self._moves))
-        if signals is None or len(steps) == 1 or len(layers) > signals.most or not by_layer:
+        usable = signals is not None and signals.exact and len(layers) <= signals.most
+        if signals is None or not usable or len(steps) == 1 or not by_layer:
             for some in steps:
                 self._move(pair, some)
                 self._arrived[some.start] = self._all_arrived()
             return
+        signals.exact = False
         self._move(pair, layers, signals.cells)
         signals.expect(len(layers), READING_PROGRAMS)
         self._signalled = True

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from . import copy_engine
 from .indices import Slots
 from .movers import Mover, cuda_mover
@@ -104,7 +103,7 @@ class Lane:
         self.side = torch.cuda.Stream(self.device, priority=-1)
         self._given = torch.cuda.Event()
         self.mover = cuda_mover()
-        self.signals = signals(self.side)
+        self.signals = signals(self.link, self.side)
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._lists = deque(_Pinned(_LIST) for _ in range(_LISTS))
         weakref.finalize(self, _wait_until_read, self._lists).atexit = False
@@ -119,13 +118,7 @@ class Lane:
         return self.mover.reaches_host and pair.pinned
 
     def begin(self, events: Sequence[Any] = ()) -> None:
-        """Has what follows wait for what the current stream has been given, and for `events`.
-        Raises ConfigError while that stream is captured."""
-        if torch.cuda.is_current_stream_capturing():
-            raise ConfigError(
-                "pages can't be moved while the current stream is captured into a CUDA graph: "
-                "ask for copies before the graph is captured or replayed"
-            )
+        """Has what follows wait for what the current stream has been given, and for `events`."""
         # The waits are for what it stands for now; so it may be recorded again by the next call.
         self._given.record(torch.cuda.current_stream(self.device))
         for event in (self._given, *events):

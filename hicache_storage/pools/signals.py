@@ -7,12 +7,15 @@ multiprocessors up again: then neither goes on beside the other.
 from __future__ import annotations
 
 import ctypes
+import functools
+import logging
 
 import torch
 from torch import Tensor
 
 from . import driver
 
+_log = logging.getLogger(__name__)
 _CELLS = 1024
 _CELL_BYTES = 4
 _WAIT = "cuStreamWaitValue32_v2"
@@ -31,12 +34,16 @@ class Signals:
     def __init__(self, cells: Tensor) -> None:
         self.cells = cells
         self._expected = [0] * _CELLS
+        self.exact = True
+        """Whether what is expected is what will come. Say that it isn't before a kernel is asked
+        for, and call `expect` behind it: what breaks off in between must not be believed."""
 
     def expect(self, layers: int, programs: int) -> None:
-        """Call it once a kernel has been asked for: each of its programs adds 1 to the first
-        `layers` counters, to each when it has brought its share of that layer."""
+        """A kernel has been asked for, each of whose programs adds 1 to the first `layers`
+        counters: to each when it has brought its share of that layer."""
         for cell in range(layers):
             self._expected[cell] += programs
+        self.exact = True
 
     def hold(self, stream: int, layer: int) -> None:
         """Has the stream with this handle wait until all that is expected of a layer has come."""
@@ -50,16 +57,30 @@ class Signals:
     def settle(self) -> None:
         """Expects what has come, after a call that failed. Nothing may be under way."""
         self._expected = self.cells.tolist()
+        self.exact = True
 
 
-def signals(stream: torch.cuda.Stream) -> Signals | None:
-    """Signals that this stream can wait for; None where the driver has none."""
-    device = stream.device
+def signals(counting: torch.cuda.Stream, waiting: torch.cuda.Stream) -> Signals | None:
+    """For kernels on one stream, and waits on another. None where the driver has no such waits,
+    which the log says once."""
+    device = waiting.device
     # On an idle stream, so that the counters are there when this returns.
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
         found = Signals(torch.tensor([0] * _CELLS, dtype=torch.int32, device=device))
+        for stream in (counting, waiting):
+            found.cells.record_stream(stream)
         try:
-            found.hold(stream.cuda_stream, 0)
-        except (AttributeError, RuntimeError):
+            found.hold(waiting.cuda_stream, 0)
+        except (AttributeError, RuntimeError) as error:
+            _say_once(str(error))
             return None
     return found
+
+
+@functools.cache
+def _say_once(error: str) -> None:
+    _log.warning(
+        "streams can't wait for counters (%s): kernels bring pages with a launch for each layer, "
+        "which takes longer beside a model",
+        error,
+    )

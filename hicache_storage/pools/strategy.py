@@ -34,12 +34,12 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 DIRECT_STRETCH = 64 << 10
 """Bytes of a layer's page from which on pages go direct, or as rows: 53 GB/s there, 54 with 128
 KiB; half of it gives 51, which a kernel reaches too."""
+LOAD_DIRECT = 128 << 10
+"""The same of load-backs that a forward pass waits for, which their caller has to ask for too: with
+72 KiB the call takes as long as the copies."""
 STAGED_STRETCH = 256 << 10
 """Bytes of host memory that all layers of a page have in a stretch from which on backups are
 staged: 53 to 54 GB/s there."""
-LOAD_DIRECT = 128 << 10
-"""The same of `layer_first` load-backs, whose caller has a forward pass to ask for: with 72 KiB the
-call takes as long as the copies."""
 LOAD_ROW = 48 << 10
 """Bytes of adjacent layers in a token-layer page that one load-back by copy engine takes: 52 GB/s;
 half of it gives 49. If no two groups of layers have as much, pages come whole, at 54."""
@@ -117,17 +117,18 @@ def load_steps(
 ) -> Mapping[int, Step]:
     """The steps of a load-back in the order of layers, each by its first layer.
 
-    `run_pages` says how many pages follow each other at both ends on average, of account with
-    `layer_first` alone; `kernels` whether a kernel can read the host pool; `dense` whether a page
-    of one layer is one stretch at both ends.
+    `run_pages` says how many pages follow each other at both ends on average, as they are given, of
+    account with `layer_first` alone; `kernels` whether a kernel can read the host pool; `dense`
+    whether a page of one layer is one stretch at both ends.
     """
     layer_bytes = max(1, pages) * geometry.page_bytes // geometry.layers
     few = -(-_STEP_BYTES // layer_bytes)
     stretch = min(geometry.part_bytes) // geometry.layers
-    limit = LOAD_DIRECT if layout == "layer_first" and strategy == "auto" else DIRECT_STRETCH
-    if dense and layout == "layer_first" and stretch < limit:
+    limit = LOAD_DIRECT if strategy == "auto" and kernels else DIRECT_STRETCH
+    direct = dense and not (strategy == "kernel" and kernels)
+    if direct and layout == "layer_first" and stretch < limit <= stretch * pages:
         stretch = int(stretch * run_pages())
-    direct = dense and stretch >= limit
+    direct = direct and stretch >= limit
     return _load_steps(geometry, layout, few, strategy, kernels, direct)
 
 
@@ -146,14 +147,18 @@ def _load_steps(
     if strategy == "kernel" and kernels:
         steps = _steps(layers, few, "kernel")
     elif strategy == "copy_engine" or not kernels:
-        row = stretch // geometry.page_size if layout == "page_first" else stretch
-        wide = -(-(LOAD_STRETCH if layout == "page_first_direct" else LOAD_ROW) // row)
+        wide = {
+            "layer_first": 1,
+            "page_first": -(-LOAD_ROW * geometry.page_size // stretch),
+            "page_first_direct": -(-LOAD_STRETCH // stretch),
+        }[layout]
         steps = _steps(layers, few, "direct") if direct else _groups(layers, max(few, wide))
     else:
         steps = _steps(layers, few, "direct" if direct else "kernel")
         first, wide = -(-len(layers) // FIRST_SHARE), -(-LOAD_STRETCH // stretch)
         rest = layers[first:]
-        if direct and layout == "page_first_direct" and few <= first and 1 < wide <= len(rest):
+        grouped = layout == "page_first_direct" and DIRECT_STRETCH <= stretch < LOAD_DIRECT
+        if grouped and few <= first and wide <= len(rest):
             steps = [*_steps(layers[:first], few, "kernel"), *_groups(rest, wide)]
     return MappingProxyType({step.layers.start: step for step in steps})
 

@@ -114,6 +114,7 @@ def backup(
         for device, host in pools:
             _backup_cpu(device, host, source, destination)
         return Transfer(pools)
+    _refuse_capture()
     used = lane or shared_lane(device_pool.device, "out")
     with _in_charge(used):
         events = cuda_backup.backup(_ways(pools), source, destination, used, strategy, after)
@@ -145,6 +146,7 @@ def load_back(
         for device, host in pools:
             _load_cpu(device, host, source, destination)
         return LayerEvents(pools, layers)
+    _refuse_capture()
     used = lane or shared_lane(device_pool.device, "back")
     with _in_charge(used):
         events = cuda_load_back.load_back(_ways(pools), source, destination, used, strategy, after)
@@ -152,6 +154,16 @@ def load_back(
     if lane is None:
         _hold_current_stream(device_pool, loading.events)
     return loading
+
+
+def _refuse_capture() -> None:
+    """Raises ConfigError while the current stream is captured; before a lane is made, which would
+    break the capture."""
+    if torch.cuda.is_current_stream_capturing():
+        raise ConfigError(
+            "pages can't be moved while the current stream is captured into a CUDA graph: "
+            "ask for copies before the graph is captured or replayed"
+        )
 
 
 @contextlib.contextmanager

@@ -45,12 +45,11 @@ class Signal(Event):
 
 
 class SimulatedSignals(Signals):
-    """Counters in memory, of which there are few."""
+    """Counters in memory."""
 
-    most = 4
-
-    def __init__(self) -> None:
-        super().__init__(torch.zeros(self.most, dtype=torch.int32))
+    def __init__(self, most: int = 64) -> None:
+        super().__init__(torch.zeros(most, dtype=torch.int32))
+        self.most = most
 
     def signal(self, layer: int) -> Signal:
         return Signal(self.cells, layer, self._expected[layer])
@@ -86,8 +85,9 @@ class SimulatedLane(Lane):
         self.link, self.side = Stream(), Stream()
         self.current = self.link
         self._kept: dict[Stream, torch.Tensor] = {}
-        self.mover = _HeldMover(self, self._kernels)
-        self.signals = SimulatedSignals() if self._random.random() < 0.7 else None
+        chance = self._random.random()
+        self.signals = None if chance < 0.2 else SimulatedSignals(2 if chance < 0.4 else 64)
+        self.mover = HeldMover(self, self._kernels, by_layer=chance < 0.9)
         self.processors = 1
 
     def run(self, watch: Callable[[], None] = lambda: None) -> None:
@@ -151,12 +151,13 @@ class SimulatedLane(Lane):
         self.link.work.append(lambda: _copy_stretches(held))
 
 
-class _HeldMover(TorchMover):
+class HeldMover(TorchMover):
     """Torch's own operations, when their stream gets to them."""
 
-    def __init__(self, lane: SimulatedLane, reaches_host: bool) -> None:
+    def __init__(self, lane: SimulatedLane, reaches_host: bool, by_layer: bool) -> None:
         self.lane = lane
         self.reaches_host = reaches_host
+        self._by_layer = by_layer
 
     def move(
         self,
@@ -177,13 +178,14 @@ class _HeldMover(TorchMover):
         if arrived is None:
             self.lane.current.work.append(lambda: work(layers))
             return
+        assert self._by_layer
         for number, layer in enumerate(layers):
             self.lane.current.work.append(functools.partial(work, range(layer, layer + 1)))
             for _ in range(programs):
                 self.lane.current.work.append(lambda number=number: arrived[number].add_(1))
 
     def by_layer(self, route: Route, pages: int) -> bool:
-        return self.reaches_host
+        return self._by_layer
 
 
 def copy_rows(copies: Sequence[RowCopies]) -> None:

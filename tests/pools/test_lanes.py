@@ -33,6 +33,20 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def test_what_has_come_is_counted_again_once_nothing_is_under_way() -> None:
+    done: list[str] = []
+    lane = Lane.__new__(Lane)
+    for name in ("link", "side"):
+        stream = SimpleNamespace(synchronize=lambda name=name: done.append(name))
+        setattr(lane, name, stream)
+    lane.signals = None
+    lane.settle()
+    counters: Any = SimpleNamespace(settle=lambda: done.append("signals"))
+    lane.signals = counters
+    lane.settle()
+    assert done == ["link", "side", "link", "side", "signals"]
+
+
 def lane_of(*lists: Any) -> Lane:
     lane = Lane.__new__(Lane)
     lane._lists = deque(lists)

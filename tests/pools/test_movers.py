@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from pools.pool_cases import device_pool
 
 from hicache_storage import pools
+from hicache_storage.pools import movers
+from hicache_storage.pools.geometry import PageGeometry
+from hicache_storage.pools.host import HostPool
 from hicache_storage.pools.movers import _Planes
+from hicache_storage.pools.routes import Routes
 
 
 class Launched:
@@ -47,7 +52,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 def planes(row_bytes: int) -> _Planes:
     bases = torch.zeros(2, dtype=torch.int64)
     steps = (2 * row_bytes, row_bytes)
-    return _Planes([0, 1], bases, bases, 2, row_bytes, steps, steps, aligned=1)
+    return _Planes([0, 0, 1, 1], bases, bases, 2, row_bytes, steps, steps, aligned=1)
 
 
 SLOTS = torch.zeros(3, dtype=torch.int64)
@@ -66,6 +71,33 @@ def test_a_kernel_is_looked_for_once(launched: Launched, to_pool: bool) -> None:
     constants = {arguments[9:] for _, _, arguments in launched.made}
     assert len(constants) == 1, "what was compiled in may not change"
     assert [arguments[8] for _, _, arguments in launched.made] == [0, 6, 4], "units"
+
+
+def test_a_launch_counts_layers_where_it_is_told_to(launched: Launched) -> None:
+    both = planes(64)
+    cells = torch.zeros(8, dtype=torch.int32)
+    both.launches[1](SLOTS, SLOTS, range(2), 4, cells)
+    both.launches[1](SLOTS, SLOTS, range(1, 2), 4)
+    (_, _, counting), (_, _, alone) = launched.made
+    assert counting[4] is cells
+    assert counting[5:8] == (0, 2, 2), "the first plane, planes a layer, layers"
+    assert alone[4] is not cells
+    assert alone[5:8] == (2, 2, 1)
+
+
+def test_layers_are_counted_where_one_launch_brings_all_of_a_layer(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del launched
+    mover = movers.KernelMover()
+    for v_dim, one in ((8, True), (5, False)):
+        geometry = PageGeometry("mha", 3, 2, 8, v_dim, 4, torch.uint8)
+        pool, host = device_pool(geometry, 4), HostPool(geometry, 4, "page_first")
+        assert mover.by_layer(Routes(pool, host).host, 4) is one
+    monkeypatch.setattr(movers, "_MOST_UNITS", 16)
+    geometry = PageGeometry("mla", 3, 1, 8, 0, 4, torch.uint8)
+    pool, host = device_pool(geometry, 5), HostPool(geometry, 5, "page_first")
+    assert [mover.by_layer(Routes(pool, host).host, pages) for pages in (4, 5)] == [True, False]
 
 
 def test_the_other_direction_is_another_kernel(launched: Launched) -> None:

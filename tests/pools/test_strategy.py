@@ -100,8 +100,8 @@ def test_the_engine_alone_needs_no_kernel_that_crosses_the_link(layout: Any) -> 
         (MLA, "layer_first", "kernel"),
         (MHA, "page_first", "kernel"),
         (MLA, "page_first", "kernel"),
-        (DRAFT, "layer_first", "direct"),
-        (DRAFT, "page_first", "direct"),
+        (MHA, "page_first_direct", "direct"),
+        *((DRAFT, layout, "direct") for layout in LAYOUTS),
     ],
 )
 def test_a_load_back_goes_layer_by_layer_where_that_costs_the_caller_little(
@@ -114,6 +114,26 @@ def test_a_load_back_goes_layer_by_layer_where_that_costs_the_caller_little(
     assert len(found) == geometry.layers
     in_runs = steps(geometry, "layer_first", run=4)
     assert {step.how for step in in_runs} == {"direct"}
+    if layout != "page_first" or geometry.layers == 1:
+        without = steps(geometry, layout, kernels=False)
+        assert {step.how for step in without} == {"direct"}, "no kernel to leave it to"
+
+
+def test_nobody_looks_for_runs_that_would_make_no_difference() -> None:
+    """It takes as long as the first copies."""
+
+    def run_pages() -> float:
+        raise AssertionError("looked for")
+
+    small = replace(MHA, page_size=1)
+    for geometry, layout, pages, strategy in (
+        (MHA, "layer_first", 256, "auto"),
+        (small, "layer_first", 63, "auto"),
+        (small, "page_first", 16384, "auto"),
+        (small, "layer_first", 16384, "kernel"),
+    ):
+        given: Any = {"kernels": True, "dense": True}
+        load_steps(geometry, layout, pages, run_pages, strategy, **given)
 
 
 @pytest.mark.parametrize("geometry", [MHA, MLA], ids=["mha", "mla"])
@@ -126,7 +146,7 @@ def test_token_layer_pages_come_whole_by_copy_engine(geometry: PageGeometry) -> 
     assert [len(step.layers) for step in groups] == [26, 27, 27]
 
 
-@pytest.mark.parametrize("geometry", [MHA, MLA], ids=["mha", "mla"])
+@pytest.mark.parametrize("geometry", [replace(MHA, heads=4), MLA], ids=["mha", "mla"])
 def test_layer_token_pages_come_in_groups_of_layers_behind_the_first_ones(
     geometry: PageGeometry,
 ) -> None:
