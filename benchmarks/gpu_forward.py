@@ -54,7 +54,8 @@ class Forward:
 
 
 def forward(results: Results, quick: bool) -> None:
-    """Half of the pages come back, the others are backed up meanwhile or stay."""
+    """Half of the pages come back; the others stay, or are backed up meanwhile by the same
+    strategy. "No load-back" is the pass with nothing beside it."""
     shapes = ("MHA 32 layers", "MLA 61 layers")[quick:]
     for name, layout in itertools.product(shapes, LAYOUTS):
         pool = device_pool(SHAPES[name])
