@@ -24,14 +24,14 @@ from pools.pool_cases import (
 )
 
 from hicache_storage import ConfigError
-from hicache_storage.pools import movers
+from hicache_storage.pools import lanes, movers
 from hicache_storage.pools.device import DevicePool, HybridDevicePool
 from hicache_storage.pools.geometry import PageGeometry
 from hicache_storage.pools.host import HostPool
 from hicache_storage.pools.layouts import LAYOUTS, Layout
 from hicache_storage.pools.paired import PairedPools
 from hicache_storage.pools.strategy import STRATEGIES, Strategy
-from hicache_storage.pools.transfer import backup
+from hicache_storage.pools.transfer import backup, load_back
 
 pytestmark = [
     pytest.mark.gpu,
@@ -342,7 +342,9 @@ def test_a_call_that_fails_midway_leaves_no_copy_under_way() -> None:
 
 
 def test_copies_are_refused_while_the_current_stream_is_captured() -> None:
+    """Also the first ones of a device, for which no lane is made then: the capture goes on."""
     pools = small_pools()
+    lanes.shared_lane.cache_clear()
     graph, out = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
@@ -351,6 +353,10 @@ def test_copies_are_refused_while_the_current_stream_is_captured() -> None:
             pools.backup(slots([0]), slots([0]))
         with pytest.raises(ConfigError, match="captured into a CUDA graph"):
             pools.load_back(slots([0]), slots([0]))
+        with pytest.raises(ConfigError, match="captured into a CUDA graph"):
+            backup(pools.device, pools.host, slots([0]), slots([0]))
+        with pytest.raises(ConfigError, match="captured into a CUDA graph"):
+            load_back(pools.host, pools.device, slots([0]), slots([0]))
         out.add_(1)
     graph.replay()
     assert out.tolist() == [2.0] * 4
