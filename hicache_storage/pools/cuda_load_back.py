@@ -14,6 +14,7 @@ from .indices import Slots
 from .lanes import Lane
 from .moves import Moves
 from .routes import Routes
+from .signals import Signals
 from .staging import Few, pages_at_a_time, part_copies, pieces_of
 from .strategy import Step, Strategy, Way, load_steps
 
@@ -116,10 +117,8 @@ class _Loading:
         if self._on_link is None:
             self._on_link = lane.upload(lane.link, self._moves.device, self._moves.host)
         layers = range(steps[0].start, steps[-1].stop)
-        signals = lane.signals
-        by_layer = lane.mover.by_layer(pair.host, len(self._moves))
-        usable = signals is not None and signals.exact and len(layers) <= signals.most
-        if signals is None or not usable or len(steps) == 1 or not by_layer:
+        signals = self._signals(pair, layers) if len(steps) > 1 else None
+        if signals is None:
             for some in steps:
                 self._move(pair, some)
                 self._arrived[some.start] = self._all_arrived()
@@ -131,6 +130,13 @@ class _Loading:
         for some in steps:
             lane.hold(lane.side, signals, some.stop - 1 - layers.start)
             self._arrived[some.start] = (lane.record(lane.side),)
+
+    def _signals(self, pair: Routes, layers: range) -> Signals | None:
+        """What a kernel says of these layers by; None if it can't."""
+        found = self.lane.signals
+        if found is None or not found.exact or len(layers) > found.most:
+            return None
+        return found if self.lane.mover.by_layer(pair.host, len(self._moves)) else None
 
     def _move(self, pair: Routes, layers: range, arrived: Tensor | None = None) -> None:
         on_device, in_host = self._on_link

@@ -74,7 +74,7 @@ class TorchMover:
     ) -> None:
         """See `Mover`."""
         if arrived is not None:
-            raise NotImplementedError("torch's operations don't say when a layer is there")
+            raise AssertionError("torch's operations don't say when a layer is there")
         for layer in layers:
             for rows, other in route.ends(layer):
                 if to_pool:
