@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import itertools
-import random
 import shutil
 import statistics
 import tempfile
@@ -23,6 +22,7 @@ from gpu_pools import (
     in_order,
     no_collection,
     pools_for,
+    turns,
 )
 
 from hicache_storage.pools.layouts import LAYOUTS, Layout
@@ -78,16 +78,12 @@ class Products:
         rounds: int,
         **about: Any,
     ) -> None:
-        """Rows for these copies, each round in another order, since the device's clock depends on
-        what came before. The loss counts for the time that the copies took."""
+        """Rows for these copies. The loss counts for the time that the copies took."""
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in copies}
-        shuffled = random.Random(1)
-        with no_collection():
-            for turn in range(rounds + 1):
-                for name in shuffled.sample(list(copies), len(copies)):
-                    measured = self.beside(copies[name])
-                    if turn:
-                        found[name].append(measured)
+        for name, counts in turns(copies, rounds):
+            measured = self.beside(copies[name])
+            if counts:
+                found[name].append(measured)
         for name, rows in found.items():
             losses = sorted(
                 100 * (beside - alone) / min(took, beside) for alone, beside, took in rows

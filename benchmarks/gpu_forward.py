@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 
 import gpu_peer
 import torch
-from gpu_pools import SHAPES, Results, Slots, device_pool, in_order, no_collection, pools_for
+from gpu_pools import SHAPES, Results, Slots, device_pool, in_order, pools_for, turns
 
 from hicache_storage.pools.layouts import LAYOUTS, Layout
 from hicache_storage.pools.paired import PairedPools
@@ -122,13 +121,10 @@ def _peer(name: str, layout: Layout, pages: int) -> Iterator[dict[str, Load]]:
 
 
 def _in_turns(passes: Forward, loads: dict[str, Load]) -> dict[str, float]:
-    """Medians in milliseconds; the first round is to warm up."""
+    """Medians in milliseconds."""
     found: dict[str, list[float]] = {name: [] for name in loads}
-    shuffled = random.Random(1)
-    with no_collection():
-        for turn in range(ROUNDS + 1):
-            for name in shuffled.sample(list(loads), len(loads)):
-                took = passes.behind(loads[name])
-                if turn:
-                    found[name].append(took)
+    for name, counts in turns(loads, ROUNDS):
+        took = passes.behind(loads[name])
+        if counts:
+            found[name].append(took)
     return {name: statistics.median(times) for name, times in found.items()}

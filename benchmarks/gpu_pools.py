@@ -7,7 +7,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,28 +174,34 @@ class Times:
         return round(100 * (ordered[-1 - quarter] / ordered[quarter] - 1), 1)
 
 
-def in_turns(ways: dict[str, Way], rounds: int) -> dict[str, Times]:
-    """Every way once a round, each round in another order, since what came before leaves caches
-    and the device's tables as it needed them; the first round is to warm up. Nothing is collected
-    meanwhile."""
-    found = {name: Times() for name in ways}
-    shuffled = random.Random(1)
+def turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
+    """Every name once a round, each round in another order, since what came before leaves caches
+    and the device's tables and clock as it needed them; and whether it counts: the first round is
+    to warm up. Nothing is collected meanwhile."""
+    names, shuffled = list(names), random.Random(1)
     with no_collection():
         for turn in range(rounds + 1):
-            for name in shuffled.sample(list(ways), len(ways)):
-                way = ways[name]
-                way.before()
-                for verb in VERBS:
-                    run = way.backup if verb == "backup" else way.load
-                    torch.cuda.synchronize()
-                    began = time.perf_counter()
-                    asked = run()
-                    took = time.perf_counter() - began
-                    if turn == 0:
-                        continue
-                    found[name].whole[verb].append(took)
-                    if asked is not None:
-                        found[name].call[verb].append(asked)
+            for name in shuffled.sample(names, len(names)):
+                yield name, turn > 0
+
+
+def in_turns(ways: dict[str, Way], rounds: int) -> dict[str, Times]:
+    """Seconds of every way, in `turns`."""
+    found = {name: Times() for name in ways}
+    for name, counts in turns(ways, rounds):
+        way = ways[name]
+        way.before()
+        for verb in VERBS:
+            run = way.backup if verb == "backup" else way.load
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            asked = run()
+            took = time.perf_counter() - began
+            if not counts:
+                continue
+            found[name].whole[verb].append(took)
+            if asked is not None:
+                found[name].call[verb].append(asked)
     return found
 
 
