@@ -98,8 +98,7 @@ def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: 
     single = [piece for piece in copies if piece.height == 1]
     if single:
         arrays = zip(*((each.source, each.target, _widths(each)) for each in single), strict=True)
-        sources, targets, sizes = map(np.concatenate, arrays)
-        _batches(sources, targets, sizes, stream, _BATCH)
+        _batches(np.array([np.concatenate(array) for array in arrays]), stream, _BATCH)
     rows = [piece for piece in copies if piece.height > 1]
     if rows:
         _batches_of_rows(rows, stream)
@@ -108,9 +107,9 @@ def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: 
 def copy_stretches(copies: Copies, stream: int, *, batched: bool, idle: bool = False) -> None:
     """The same, for copies of one row each. `idle`: the device waits for them."""
     if batched and driver.has("cuMemcpyBatchAsync"):
-        _batches(*copies, stream, _FIRST_BATCH if idle else _BATCH)
+        _batches(copies, stream, _FIRST_BATCH if idle else _BATCH)
         return
-    for source, target, size in zip(*(array.tolist() for array in copies), strict=True):
+    for source, target, size in copies.T.tolist():
         copy_one(source, target, size, stream)
 
 
@@ -124,19 +123,22 @@ def copy_one(source: int, target: int, size: int, stream: int) -> None:
     )
 
 
-def _batches(sources: Words, targets: Words, sizes: Words, stream: int, batch: int) -> None:
-    """In calls of `batch` copies, then of twice as many, up to _BATCH."""
-    source, target, size = map(_address, (sources, targets, sizes))
+def _batches(copies: Words, stream: int, batch: int) -> None:
+    """In calls of `batch` copies, then of twice as many, up to _BATCH. `copies` as of
+    `stretches.Copies`."""
+    count = copies.shape[1]
+    source = _address(copies)
+    target, size = source + count * _WORD_BYTES, source + 2 * count * _WORD_BYTES
     attributes, first = ctypes.byref(_IN_STREAM_ORDER), ctypes.byref(_FIRST)
     call, failed = driver.versioned("cuMemcpyBatchAsync")
     start = 0
-    while start < len(sizes):
+    while start < count:
         begin = start * _WORD_BYTES
         call(
             ctypes.c_void_p(target + begin),
             ctypes.c_void_p(source + begin),
             ctypes.c_void_p(size + begin),
-            ctypes.c_size_t(min(batch, len(sizes) - start)),
+            ctypes.c_size_t(min(batch, count - start)),
             attributes,
             first,
             ctypes.c_size_t(1),

@@ -56,7 +56,7 @@ def backup(
             direct.copy(layer, idle=idle)
             idle = False
     if "kernel" in by_way:
-        _backup_by_kernel(by_way["kernel"], moves.in_order, lane)
+        _backup_by_kernel(by_way["kernel"], moves, lane)
     return [lane.record(lane.link)]
 
 

@@ -14,11 +14,13 @@ def library() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
+@functools.cache
 def has(name: str) -> bool:
     """Whether the driver has this function, in its first version or its second."""
     return hasattr(library(), name) or hasattr(library(), f"{name}_v2")
 
 
+@functools.cache
 def versioned(name: str) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """A batch call, and the argument that only its first version has: where it failed."""
     if hasattr(library(), f"{name}_v2"):

@@ -15,15 +15,8 @@ from torch import Tensor
 from .indices import Slots
 from .row_copies import Runs
 
-Numbers = npt.NDArray[np.int64]
-
-
-class Copies(NamedTuple):
-    """Copies of `size[i]` bytes; all three are (R * N,), in bytes."""
-
-    source: Numbers
-    target: Numbers
-    size: Numbers
+Copies = npt.NDArray[np.int64]
+"""(3, copies): the addresses that they are from, those that they go to, and their bytes."""
 
 
 class Stretches:
@@ -31,12 +24,14 @@ class Stretches:
 
     def __init__(self, ends: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> None:
         """`ends` as of `stretches`."""
-        places = np.array([[[end.data_ptr() for end in part] for part in parts] for parts in ends])
-        device, host = places[:, :, :1], places[:, :, 1:]
-        self._device, self._host = device[0], host[0]
-        """Addresses of page 0 in the first layer, (R, 1)."""
-        self._device_shift, self._host_shift = device - device[0], host - host[0]
-        """Bytes from there to the same in each layer, (L, R, 1)."""
+        device, host = (
+            np.array([[both[end].data_ptr() for both in parts] for parts in ends]) for end in (0, 1)
+        )
+        ways = ((device, host), (host, device))
+        first = [np.stack((*way, np.zeros_like(host)), axis=1)[..., None] for way in ways]
+        self._first: tuple[Copies, Copies] = (first[0], first[1])
+        """Where copies of page 0 begin in each layer, (L, 3, R, 1), to the host and to the device;
+        their bytes are 0."""
         steps = np.array([[end.stride(0) for end in part] for part in ends[0]])
         self._device_step, self._host_step = steps[:, :1], steps[:, 1:]
         """Bytes from page to page, (R, 1)."""
@@ -45,44 +40,39 @@ class Stretches:
         self._adjacent = bool((steps == self._size).all())
         """Whether pages that follow each other are one stretch."""
 
-    def of(self, device_slots: Slots, host_slots: Slots, found: Runs) -> Pages:
+    def of(self, device_slots: Slots, host_slots: Slots, found: Runs, *, to_device: bool) -> Pages:
         """The pages with these slots; `found` are the runs of the two lists."""
         if not self._adjacent:
-            return self.one_by_one(device_slots, host_slots)
+            return self.one_by_one(device_slots, host_slots, to_device=to_device)
         ends = device_slots[found.start], host_slots[found.start]
-        return self._at(*ends, self._size * found.length)
+        return self._at(*ends, self._size * found.length, to_device)
 
-    def one_by_one(self, device_slots: Slots, host_slots: Slots) -> Pages:
+    def one_by_one(self, device_slots: Slots, host_slots: Slots, *, to_device: bool) -> Pages:
         """The same without looking for runs."""
-        size = np.empty((len(self._size), len(host_slots)), dtype=np.int64)
-        size[:] = self._size
-        return self._at(device_slots, host_slots, size)
+        return self._at(device_slots, host_slots, self._size, to_device)
 
-    def _at(self, device_slots: Slots, host_slots: Slots, size: Numbers) -> Pages:
-        return Pages(
-            device_slots * self._device_step + self._device,
-            host_slots * self._host_step + self._host,
-            size.ravel(),
-            self._device_shift,
-            self._host_shift,
-        )
+    def _at(self, device_slots: Slots, host_slots: Slots, size: Copies, to_device: bool) -> Pages:
+        # The link may be waiting for these: as few operations as possible.
+        copies = np.empty((3, len(self._size), len(host_slots)), dtype=np.int64)
+        source, target, sizes = copies
+        np.multiply(device_slots, self._device_step, out=target if to_device else source)
+        np.multiply(host_slots, self._host_step, out=source if to_device else target)
+        sizes[:] = size
+        return Pages(copies, self._first[to_device])
 
 
 class Pages(NamedTuple):
-    """Some pages. `device` and `host` are (R, N), the first layer's addresses."""
+    """Some pages, and what to add for each layer."""
 
-    device: Numbers
-    host: Numbers
-    size: Numbers
-    device_shift: Numbers
-    """(L, R, 1): bytes from the first layer's."""
-    host_shift: Numbers
+    copies: Copies
+    """(3, R, N)."""
+    first: Copies
+    """(L, 3, R, 1)."""
 
-    def copies(self, layer: int, *, to_device: bool) -> Copies:
+    def of(self, layer: int) -> Copies:
         """The copies of one layer."""
-        device = (self.device + self.device_shift[layer]).ravel()
-        host = (self.host + self.host_shift[layer]).ravel()
-        return Copies(host, device, self.size) if to_device else Copies(device, host, self.size)
+        copies: Copies = self.copies + self.first[layer]
+        return copies.reshape(3, -1)
 
 
 def stretches(ends: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> Stretches | None:

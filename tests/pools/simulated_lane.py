@@ -147,7 +147,7 @@ class SimulatedLane(Lane):
         self.link.work.append(lambda: copy_rows(copies))
 
     def copy_stretches(self, copies: Copies, *, pinned: bool, idle: bool) -> None:
-        held = Copies(*(array.copy() for array in copies))
+        held = copies.copy()
         self.link.work.append(lambda: _copy_stretches(held))
 
 
@@ -203,7 +203,7 @@ def copy_rows(copies: Sequence[RowCopies]) -> None:
 
 
 def _copy_stretches(copies: Copies) -> None:
-    for source, target, size in zip(*(array.tolist() for array in copies), strict=True):
+    for source, target, size in copies.T.tolist():
         assert size > 0
         ctypes.memmove(target, source, size)
 

@@ -13,7 +13,6 @@ import torch
 from hicache_storage.pools import copy_engine
 from hicache_storage.pools import driver as cuda_driver
 from hicache_storage.pools.row_copies import RowCopies
-from hicache_storage.pools.stretches import Copies
 
 STREAM = 77
 
@@ -91,9 +90,11 @@ class Driver:
 def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     fake = Driver(request.param)
     monkeypatch.setattr(cuda_driver, "library", lambda: fake)
-    cuda_driver.call.cache_clear()
+    for found in (cuda_driver.call, cuda_driver.has, cuda_driver.versioned):
+        found.cache_clear()
     yield fake
-    cuda_driver.call.cache_clear()
+    for found in (cuda_driver.call, cuda_driver.has, cuda_driver.versioned):
+        found.cache_clear()
 
 
 def pieces(height: int, count: int) -> tuple[list[RowCopies], torch.Tensor, torch.Tensor]:
@@ -144,7 +145,7 @@ def test_stretches_of_any_size_are_copied_the_first_few_at_once(
     target = torch.zeros(count, 7, dtype=torch.uint8)
     sizes = np.arange(count) % 7 + 1
     ends = [end.data_ptr() + 7 * np.arange(count) for end in (source, target)]
-    copies = Copies(ends[0], ends[1], sizes)
+    copies = np.array([*ends, sizes])
     copy_engine.copy_stretches(copies, STREAM, batched=batched, idle=idle)
     for i, size in enumerate(sizes):
         assert torch.equal(target[i, :size], source[i, :size])

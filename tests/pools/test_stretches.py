@@ -35,7 +35,8 @@ def test_they_copy_what_copies_of_rows_do(
         return
     in_host = as_slots(sorted(random.sample(range(PAGES), count)))  # type: ignore[attr-defined]
     on_device = as_slots(random.sample(range(PAGES), count))  # type: ignore[attr-defined]
-    pages = route.stretches.of(on_device, in_host, runs(in_host, on_device))
+    found = runs(in_host, on_device)
+    pages = route.stretches.of(on_device, in_host, found, to_device=to_device)
     for layer in route.host.layers:
         expected: dict[int, tuple[int, int]] = {}
         for rows, other in route.host.ends(layer):
@@ -48,9 +49,8 @@ def test_they_copy_what_copies_of_rows_do(
                     ):
                         start = source + row * piece.source_pitch
                         expected[start] = (target + row * piece.target_pitch, piece.width)
-        copies = pages.copies(layer, to_device=to_device)
-        found = zip(*(array.tolist() for array in copies), strict=True)
-        assert {source: (target, size) for source, target, size in found} == expected
+        copies = pages.of(layer).T.tolist()
+        assert {source: (target, size) for source, target, size in copies} == expected
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
