@@ -73,7 +73,7 @@ class _Loading:
             pair.geometry,
             pair.layout,
             len(self._moves),
-            lambda: len(self._moves) / len(self._moves.runs.start),
+            lambda: self._moves.run_pages(both_ends=True),
             strategy,
             kernels=self.lane.reaches(pair),
             dense=pair.stretches is not None,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
-
 from .indices import Slots
 from .row_copies import Runs, runs
+
+_LOOKED_AT = 1024
+"""Pages that say how long runs are: 8 KiB of slots at each end."""
 
 
 class Moves:
@@ -33,10 +34,12 @@ class Moves:
         """Of pages that follow each other at both ends."""
         return runs(self.host, self.device)
 
-    def run_pages(self) -> float:
-        """How many pages follow each other in the host pool on average, in order."""
-        host = self.in_order.host
-        return len(host) / (1 + np.count_nonzero(host[1:] - host[:-1] != 1))
+    def run_pages(self, *, both_ends: bool = False) -> float:
+        """How many pages follow each other in the host pool on average, or at both ends, as they
+        are given: of the first ones, since of 16384 it would take longer than what it is for."""
+        first, _ = self.split(_LOOKED_AT)
+        found = runs(first.host, first.device if both_ends else first.host)
+        return len(first) / len(found.start)
 
     def split(self, first: int) -> tuple[Moves, Moves]:
         """So many of them, and the rest."""

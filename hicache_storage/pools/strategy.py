@@ -79,10 +79,10 @@ def backup_way(
 ) -> Way:
     """How a backup goes.
 
-    `run_pages` says how many pages follow each other in the host pool on average; `kernels` whether
-    a kernel can write to it; `dense` whether a page of one layer is one stretch at both ends;
-    `spaced` whether the device pool's layers are equally spaced in one allocation, so that a page
-    is one copy.
+    `run_pages` says how many pages follow each other in the host pool on average, as they are
+    given; `kernels` whether a kernel can write to it; `dense` whether a page of one layer is one
+    stretch at both ends; `spaced` whether the device pool's layers are equally spaced in one
+    allocation, so that a page is one copy.
     """
     if strategy == "kernel" and kernels:
         return "kernel"
@@ -95,7 +95,7 @@ def backup_way(
         return "staged"
     if by_layer:
         return "kernel"
-    # Only if needed: to know it, the pages must be put in order, while the link waits.
+    # Only if needed: the link waits meanwhile.
     long = part_bytes >= STAGED_STRETCH or part_bytes * run_pages() >= STAGED_STRETCH
     return "staged" if long else "kernel"
 
