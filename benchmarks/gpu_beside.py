@@ -132,7 +132,9 @@ def _twice(pools: PairedPools, slots: Slots, strategy: Any, verb: str) -> Copies
         pools.strategy = strategy
         if verb == "backup":
             return [pools.backup(pages, host), pools.backup(pages, host)]
-        return [pools.load_back(host, pages), pools.load_back(host, pages)]
+        loading = [pools.load_back(host, pages), pools.load_back(host, pages)]
+        loading[-1].done()  # which asks for all layers
+        return loading
 
     return copies
 

@@ -183,7 +183,7 @@ def _first_layer(
             found["call"].append((time.perf_counter() - began) * 1e3)
         loading.synchronize()
         for layer, number in when.items():
-            events = loading.by_layer[number]
+            events = loading.events_of(number)
             found[layer].append(max(start.elapsed_time(event) for event in events))
     row = {f"{what}_ms": round(statistics.median(times), 2) for what, times in found.items()}
     results.add("first layer", shape=name, layout=layout, **row)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -23,38 +24,48 @@ READING_PROGRAMS = 8
 when they take a third longer."""
 
 
-def load_back(
-    pairs: Sequence[Routes],
-    host_slots: Slots,
-    device_slots: Slots,
-    lane: Lane,
-    strategy: Strategy,
-    after: Sequence[Any] = (),
-) -> list[tuple[Any, ...]]:
-    """Moves pages of every pair to the device, layer by layer; for each layer the events that are
-    done when it has arrived. The last layer's are done when all have. The lane's device is the
-    current one."""
-    lane.begin(after)
-    loading = _Loading(lane, device_slots, host_slots)
-    plans = [loading.plan(pair, strategy) for pair in pairs]
-    layers = range(max(pair.geometry.layers for pair in pairs))
-    due = [
-        (pair, plan[layer])
-        for layer in layers
-        # The draft first, so that a kernel then brings all layers of the target in one launch.
-        for pair, plan in reversed(list(zip(pairs, plans, strict=True)))
-        if layer in plan
-    ]
-    for (pair, how), taken in itertools.groupby(due, lambda each: (each[0], each[1].how)):
-        loading.take(pair, how, [step.layers for _, step in taken])
-    return loading.events(len(layers))
+AHEAD_BYTES = 128 << 20
+"""What is asked for at once, and then behind each layer that is waited for: 2.4 ms on the link, in
+which a caller comes to its first layer. It has a model's kernels to launch then, and 1 GiB of
+copies would hold it up for 5 to 10 ms before the first of them."""
 
 
-class _Loading:
-    """One load-back: its slots, and what it needs again and again."""
+class _Task(NamedTuple):
+    """Layers of a pair that are asked for together."""
 
-    def __init__(self, lane: Lane, device_slots: Slots, host_slots: Slots) -> None:
+    pair: Routes
+    how: Way
+    steps: list[range]
+
+    @property
+    def first(self) -> int:
+        """The first of the layers."""
+        return self.steps[0].start
+
+
+class Loading:
+    """Pages of every pair on their way to the device, layer by layer, behind the current stream and
+    the events `after`. The first layers are asked for at once, the others by `ask` and by the next
+    call on the lane. Be alone on the lane, and its device the current one, to make or ask it."""
+
+    def __init__(
+        self,
+        pairs: Sequence[Routes],
+        host_slots: Slots,
+        device_slots: Slots,
+        lane: Lane,
+        strategy: Strategy,
+        after: Sequence[Any] = (),
+    ) -> None:
+        lane.begin(after)
         self.lane = lane
+        self.layers = max(pair.geometry.layers for pair in pairs)
+        layer_bytes = len(host_slots) * sum(pair.geometry.page_bytes for pair in pairs)
+        layer_bytes = max(1, layer_bytes // self.layers)
+        self._ahead = -(-AHEAD_BYTES // layer_bytes)
+        """Layers."""
+        if self._ahead < self.layers:  # the caller may change its lists meanwhile
+            device_slots, host_slots = device_slots.copy(), host_slots.copy()
         self._moves = Moves(device_slots, host_slots)
         self._on_link: Any = None
         self._signalled = False
@@ -65,8 +76,57 @@ class _Loading:
         self._waited = False
         self._arrived: dict[int, tuple[Any, ...]] = {}
         """Events by the first of the layers that have arrived then, with all before them."""
+        self._tasks = deque(self._plan(pairs, strategy))
+        self.asked = 0
+        """Layers that have been asked for, or that nobody will ask for after an error."""
+        self.error: BaseException | None = None
+        """What broke it off: the pages may hold anything."""
+        lane.later = self
+        self.ask(-1)
 
-    def plan(self, pair: Routes, strategy: Strategy) -> Mapping[int, Step]:
+    def ask(self, layer: int) -> None:
+        """Asks for layers up to this one, and for some that follow."""
+        if self.asked == self.layers:
+            return
+        try:
+            while self._tasks and self._tasks[0].first <= layer + self._ahead:
+                self._take(self._tasks.popleft())
+            if not self._tasks and (self._signalled or not self._arrived):
+                self._arrived[max(self._arrived, default=0)] = self._all_arrived()
+        except BaseException as error:
+            self.error = error
+            self._tasks.clear()
+            raise
+        finally:
+            if self._tasks:
+                self.asked = self._tasks[0].first
+            else:
+                self.asked, self.lane.later = self.layers, None
+
+    def events(self, layer: int) -> tuple[Any, ...]:
+        """Events that are done when a layer that has been asked for has arrived. The last layer's
+        are done when all have."""
+        while layer not in self._arrived:
+            layer -= 1
+        return self._arrived[layer]
+
+    def _plan(self, pairs: Sequence[Routes], strategy: Strategy) -> list[_Task]:
+        plans = [self._steps(pair, strategy) for pair in pairs]
+        due = [
+            (pair, plan[layer])
+            for layer in range(self.layers)
+            # The draft first, so that a kernel then brings all layers of the target in one launch.
+            for pair, plan in reversed(list(zip(pairs, plans, strict=True)))
+            if layer in plan
+        ]
+        tasks = []
+        for (pair, how), taken in itertools.groupby(due, lambda each: (each[0], each[1].how)):
+            steps = [step.layers for _, step in taken]
+            together = [steps] if how == "kernel" else [[layers] for layers in steps]
+            tasks += [_Task(pair, how, some) for some in together]
+        return tasks
+
+    def _steps(self, pair: Routes, strategy: Strategy) -> Mapping[int, Step]:
         if not len(self._moves):
             return {}
         return load_steps(
@@ -79,28 +139,18 @@ class _Loading:
             dense=pair.stretches is not None,
         )
 
-    def take(self, pair: Routes, how: Way, steps: Sequence[range]) -> None:
-        """Asks for layers that follow each other, some at a time."""
-        if how != "staged" and not self._waited:
+    def _take(self, task: _Task) -> None:
+        if task.how != "staged" and not self._waited:
             # An earlier call may still scatter into the same pages.
             self.lane.wait(self.lane.link, self.lane.scattered)
             self._waited = True
-        if how == "kernel":
-            self._by_kernel(pair, steps)
+        if task.how == "kernel":
+            self._by_kernel(task.pair, task.steps)
         else:
-            for layers in steps:
-                (self._direct if how == "direct" else self._staged)(pair, layers)
+            for layers in task.steps:
+                (self._direct if task.how == "direct" else self._staged)(task.pair, layers)
                 self._arrived[layers.start] = self._all_arrived()
         self._idle = False
-
-    def events(self, layers: int) -> list[tuple[Any, ...]]:
-        """By layer; the last one's are done when all is."""
-        if self._signalled or not self._arrived:
-            self._arrived[max(self._arrived, default=0)] = self._all_arrived()
-        found: list[tuple[Any, ...]] = []
-        for layer in range(layers):
-            found.append(self._arrived[layer] if layer in self._arrived else found[-1])
-        return found
 
     def _all_arrived(self) -> tuple[Any, ...]:
         """The events behind all that has been taken so far."""

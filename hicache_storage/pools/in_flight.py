@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,17 +11,35 @@ from torch import Tensor
 from .indices import Slots
 
 
+class Moving(Protocol):
+    """A copy of pages under way."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether all of it has been asked for."""
+        ...
+
+    @property
+    def events(self) -> tuple[Any, ...]:
+        """CUDA events that are done when every byte has arrived. Asks for all of it."""
+        ...
+
+    def done(self) -> bool:
+        """Whether every byte has arrived."""
+        ...
+
+
 class InFlight:
     """Copies of one direction. One thread uses it."""
 
     def __init__(self) -> None:
-        self._moving: list[tuple[Sequence[Any], Slots, Slots]] = []
+        self._moving: list[tuple[Moving, Slots, Slots]] = []
 
-    def add(self, events: Sequence[Any], device_indices: Tensor, host_indices: Tensor) -> None:
-        """Remembers a copy of these slots until its events are done. On the CPU it has none."""
+    def add(self, moving: Moving, device_indices: Tensor, host_indices: Tensor) -> None:
+        """Remembers a copy of these slots until it is done. On the CPU it is done already."""
         self._moving = [entry for entry in self._moving if not _done(entry[0])]
-        if device_indices.numel() and not _done(events):
-            self._moving.append((events, _slots(device_indices), _slots(host_indices)))
+        if device_indices.numel() and not _done(moving):
+            self._moving.append((moving, _slots(device_indices), _slots(host_indices)))
 
     def sharing(self, device_indices: Any, host_indices: Any) -> list[Any]:
         """The events of copies that use one of these slots, at either end."""
@@ -32,14 +49,14 @@ class InFlight:
         ends = [_slots(indices) for indices in (device_indices, host_indices)]
         return [
             event
-            for events, *theirs in moving
+            for copy, *theirs in moving
             if any(_meet(ours, slots) for ours, slots in zip(ends, theirs, strict=True))
-            for event in events
+            for event in copy.events
         ]
 
 
-def _done(events: Sequence[Any]) -> bool:
-    return all(event.query() for event in events)
+def _done(moving: Moving) -> bool:
+    return moving.asked and moving.done()
 
 
 def _slots(indices: Tensor) -> Slots:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -33,6 +34,14 @@ _LIST = 4096
 _LISTS = 4
 """Pinned lists that a lane keeps; it has more only while as many uploads are under way."""
 _POSITIONS = 4096
+
+
+class Later(Protocol):
+    """Copies that are asked for layer by layer."""
+
+    def ask(self, layer: int) -> None:
+        """Asks for layers up to this one, and for some that follow."""
+        ...
 
 
 class Half:
@@ -96,6 +105,8 @@ class Lane:
         was."""
         self._positions: Tensor | None = None
         self._uploaded: dict[int, Tensor] = {}
+        self.later: Later | None = None
+        """What has yet to be asked for by an earlier call."""
         self._start()
 
     def _start(self) -> None:
@@ -119,11 +130,17 @@ class Lane:
 
     def begin(self, events: Sequence[Any] = ()) -> None:
         """Has what follows wait for what the current stream has been given, and for `events`."""
+        self.ask_for_the_rest()
         # The waits are for what it stands for now; so it may be recorded again by the next call.
         self._given.record(torch.cuda.current_stream(self.device))
         for event in (self._given, *events):
             for stream in self.streams:
                 self.wait(stream, event)
+
+    def ask_for_the_rest(self) -> None:
+        """Of what an earlier call has left to be asked for."""
+        if self.later is not None:
+            self.later.ask(sys.maxsize)
 
     def settle(self) -> None:
         """Returns when all that was asked for is done."""

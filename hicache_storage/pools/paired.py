@@ -125,7 +125,7 @@ class PairedPools:
             strategy=self.strategy,
             after=after,
         )
-        self._backups.add(moving.events, device_indices, host_indices)
+        self._backups.add(moving, device_indices, host_indices)
         return moving
 
     def load_back(self, host_indices: Tensor, device_indices: Tensor) -> LayerEvents:
@@ -142,7 +142,7 @@ class PairedPools:
             strategy=self.strategy,
             after=after,
         )
-        self._loads.add(loading.events, device_indices, host_indices)
+        self._loads.add(loading, device_indices, host_indices)
         return loading
 
     def target_spans(self, host_indices: Tensor) -> list[AnyPage]:

@@ -9,10 +9,10 @@ reads or writes pinned memory itself doesn't mind small rows and costs the calle
 takes a few multiprocessors, its writes hold up what else the device does, and its packets of 128
 bytes carry 52.5 GB/s out and 51.3 back at most where plain copies reach 55.
 
-"auto" backs up by what gives the highest rate, and loads back by what a forward pass, which waits
-layer by layer and is asked for by the same thread, is done with first; "copy_engine" by what gives
-the highest rate without multiprocessors. The limits below are where one overtakes the other on an
-H200 (benchmarks/results/gpu_link.md, and the part `forward` of gpu_transfer.md).
+"auto" backs up by what gives the highest rate, and loads back by what a forward pass that waits
+layer by layer is done with first; "copy_engine" by what gives the highest rate without
+multiprocessors. The limits below are where one overtakes the other on an H200
+(benchmarks/results/gpu_link.md, and the part `forward` of gpu_transfer.md).
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 DIRECT_STRETCH = 64 << 10
 """Bytes of a layer's page from which on pages go direct, or as rows: 53 GB/s there, 54 with 128
 KiB; half of it gives 51, which a kernel reaches too."""
-LOAD_DIRECT = 128 << 10
-"""The same of load-backs that a forward pass waits for, which their caller has to ask for too: with
-72 KiB the call takes as long as the copies."""
 STAGED_STRETCH = 256 << 10
 """Bytes of host memory that all layers of a page have in a stretch from which on backups are
 staged: 53 to 54 GB/s there."""
@@ -46,12 +43,11 @@ half of it gives 49. If no two groups of layers have as much, pages come whole, 
 _STEP_BYTES = 2 << 20
 """Layers that are smaller together share a step: some 40 us on the link."""
 LOAD_STRETCH = 512 << 10
-"""Bytes of adjacent layers in a layer-token page that one load-back takes: 54.7 GB/s, where 72 KiB
-reach 53.9 as long as the calling thread can ask for so many."""
-FIRST_SHARE = 16
-"""1 in this many goes first while the rest is being prepared, so that the link is busy soon: layers
-by kernel where the others are loaded back in groups, with which the forward pass starts too; pages
-by kernel of a staged backup."""
+"""Bytes of adjacent layers in a layer-token page that one load-back takes where a layer's are too
+few: 54.7 GB/s."""
+_FIRST_SHARE = 16
+"""A kernel takes 1 in this many pages of a staged backup while the rest is being prepared, so that
+the link is busy soon."""
 
 
 class Step(NamedTuple):
@@ -102,7 +98,7 @@ def backup_way(
 
 def pages_first(count: int) -> int:
     """How many of `count` pages a kernel takes before the others are staged."""
-    return -(-count // FIRST_SHARE)
+    return -(-count // _FIRST_SHARE)
 
 
 def load_steps(
@@ -124,11 +120,10 @@ def load_steps(
     layer_bytes = max(1, pages) * geometry.page_bytes // geometry.layers
     few = -(-_STEP_BYTES // layer_bytes)
     stretch = min(geometry.part_bytes) // geometry.layers
-    limit = LOAD_DIRECT if strategy == "auto" and kernels else DIRECT_STRETCH
     direct = dense and not (strategy == "kernel" and kernels)
-    if direct and layout == "layer_first" and stretch < limit <= stretch * pages:
+    if direct and layout == "layer_first" and stretch < DIRECT_STRETCH <= stretch * pages:
         stretch = int(stretch * run_pages())
-    direct = direct and stretch >= limit
+    direct = direct and stretch >= DIRECT_STRETCH
     return _load_steps(geometry, layout, few, strategy, kernels, direct)
 
 
@@ -144,22 +139,17 @@ def _load_steps(
     """`few` layers make a step of some size; `direct` is whether pages may go so."""
     layers = range(geometry.layers)
     stretch = min(geometry.part_bytes) // geometry.layers
-    if strategy == "kernel" and kernels:
+    if direct:
+        steps = _steps(layers, few, "direct")
+    elif kernels and strategy != "copy_engine":
         steps = _steps(layers, few, "kernel")
-    elif strategy == "copy_engine" or not kernels:
+    else:
         wide = {
             "layer_first": 1,
             "page_first": -(-LOAD_ROW * geometry.page_size // stretch),
             "page_first_direct": -(-LOAD_STRETCH // stretch),
         }[layout]
-        steps = _steps(layers, few, "direct") if direct else _groups(layers, max(few, wide))
-    else:
-        steps = _steps(layers, few, "direct" if direct else "kernel")
-        first, wide = -(-len(layers) // FIRST_SHARE), -(-LOAD_STRETCH // stretch)
-        rest = layers[first:]
-        grouped = layout == "page_first_direct" and DIRECT_STRETCH <= stretch < LOAD_DIRECT
-        if grouped and few <= first and wide <= len(rest):
-            steps = [*_steps(layers[:first], few, "kernel"), *_groups(rest, wide)]
+        steps = _groups(layers, max(few, wide))
     return MappingProxyType({step.layers.start: step for step in steps})
 
 

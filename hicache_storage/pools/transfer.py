@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, PageSizeMismatch
-from . import cuda_backup, cuda_load_back, cuda_prepare
+from . import cuda_backup, cuda_prepare
+from .cuda_load_back import Loading
 from .device import DevicePool
 from .host import HostPool
 from .indices import Slots, page_list
@@ -34,6 +35,8 @@ class Transfer:
         self._pools = tuple(pools)
         self.events = tuple(events)
         """CUDA events that are done when every byte has arrived."""
+        self.asked = True
+        """All of it has been asked for."""
 
     def done(self) -> bool:
         """Whether every byte has arrived. Never waits."""
@@ -52,40 +55,71 @@ class LayerEvents:
 
     `layers` is the number of layers of the longest pool. A draft with fewer layers takes part
     in the first ones, so its layer i is there when layer i is.
+
+    When it is made, the first layers have been asked for. A method that is about a layer asks for
+    the layers up to that one and for some that follow, so that a forward pass needn't wait until
+    all have been asked for; the next call on the lane asks for what is left. Any thread may call
+    them. If CUDA refuses, the method raises, no copy is under way, and the pages may hold anything:
+    from then on `wait`, `arrived` and `events_of` raise RuntimeError.
     """
 
-    def __init__(
-        self, pools: Sequence[Pair], layers: int, events: Sequence[tuple[Any, ...]] = ()
-    ) -> None:
+    def __init__(self, pools: Sequence[Pair], layers: int, loading: Loading | None = None) -> None:
         self._pools = tuple(pools)
         self.layers = layers
-        self.by_layer = tuple(events)
-        """For each layer the CUDA events that are done when it has arrived."""
-        self.events = self.by_layer[-1] if self.by_layer else ()
+        self._loading = loading
+
+    @property
+    def asked(self) -> bool:
+        """Whether every layer has been asked for."""
+        return self._loading is None or self._loading.asked == self.layers
+
+    @property
+    def events(self) -> tuple[Any, ...]:
         """CUDA events that are done when every layer has arrived."""
+        return self.events_of(self.layers - 1)
+
+    def events_of(self, layer: int) -> tuple[Any, ...]:
+        """CUDA events that are done when this layer has arrived. Raises IndexError for a layer out
+        of range."""
+        if not 0 <= layer < self.layers:
+            raise IndexError(f"layer {layer} is outside of the {self.layers} that were loaded")
+        loading = self._loading
+        if loading is None:
+            return ()
+        if loading.asked < self.layers:
+            _refuse_capture()
+            with _in_charge(loading.lane):
+                loading.ask(layer)
+        if loading.error is not None:
+            raise RuntimeError(f"the load-back broke off: {loading.error!r}") from loading.error
+        return loading.events(layer)
 
     def wait(self, layer: int) -> None:
         """Makes the current stream wait for this layer's pages. The CPU isn't held up; without
-        CUDA the pages are there already. Raises IndexError for a layer out of range."""
-        if not 0 <= layer < self.layers:
-            raise IndexError(f"layer {layer} is outside of the {self.layers} that were loaded")
-        if self.by_layer:
+        CUDA the pages are there already. Raises IndexError for a layer out of range, ConfigError
+        if layers are left to be asked for while the stream is captured."""
+        events = self.events_of(layer)
+        if events:
             stream = torch.cuda.current_stream(self._pools[0][0].device)
-            for event in self.by_layer[layer]:
+            for event in events:
                 stream.wait_event(event)
 
     def arrived(self, layer: int) -> bool:
         """Whether this layer's pages have arrived. Never waits."""
-        return not self.by_layer or all(event.query() for event in self.by_layer[layer])
+        return all(event.query() for event in self.events_of(layer))
 
     def done(self) -> bool:
-        """Whether every layer has arrived. Never waits."""
-        return all(event.query() for event in self.events)
+        """Whether every layer has arrived, or nothing is under way after an error. Never waits."""
+        return self._broken or all(event.query() for event in self.events)
 
     def synchronize(self) -> None:
-        """Returns when every layer has arrived."""
-        for event in self.events:
+        """Returns when every layer has arrived, or nothing is under way after an error."""
+        for event in () if self._broken else self.events:
             event.synchronize()
+
+    @property
+    def _broken(self) -> bool:
+        return self._loading is not None and self._loading.error is not None
 
 
 def backup(
@@ -149,8 +183,8 @@ def load_back(
     _refuse_capture()
     used = lane or shared_lane(device_pool.device, "back")
     with _in_charge(used):
-        events = cuda_load_back.load_back(_ways(pools), source, destination, used, strategy, after)
-    loading = LayerEvents(pools, layers, events)
+        asked = Loading(_ways(pools), source, destination, used, strategy, after)
+    loading = LayerEvents(pools, layers, asked)
     if lane is None:
         _hold_current_stream(device_pool, loading.events)
     return loading
@@ -235,4 +269,5 @@ def prepare(pair: Pair, out: Lane, back: Lane, strategy: Strategy) -> None:
     kernels are compiled, staging memory is made."""
     for lane, to_pool in ((out, False), (back, True)):
         with _in_charge(lane):
+            lane.ask_for_the_rest()
             cuda_prepare.prepare(routes(*pair), lane, to_pool=to_pool, strategy=strategy)

@@ -100,6 +100,7 @@ class SimulatedLane(Lane):
         assert not waiting, "a stream waits for what never comes"
 
     def begin(self, events: Sequence[Any] = ()) -> None:
+        self.ask_for_the_rest()
         for event in events:
             for stream in self.streams:
                 self.wait(stream, event)

@@ -3,6 +3,7 @@ event before its bytes."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,12 +32,13 @@ from pools.pool_cases import (
 )
 from pools.simulated_lane import HeldMover, SimulatedLane, SimulatedSignals, as_slots
 
-from hicache_storage.pools import strategy
+from hicache_storage.pools import cuda_load_back, strategy
 from hicache_storage.pools.cuda_backup import backup
-from hicache_storage.pools.cuda_load_back import load_back
+from hicache_storage.pools.cuda_load_back import Loading
 from hicache_storage.pools.device import DevicePool
 from hicache_storage.pools.geometry import PageGeometry
 from hicache_storage.pools.host import HostPool
+from hicache_storage.pools.indices import Slots
 from hicache_storage.pools.layouts import LAYOUTS, Layout
 from hicache_storage.pools.moves import Moves
 from hicache_storage.pools.routes import Routes, routes
@@ -49,8 +51,8 @@ LIMITS = (
     "STAGED_STRETCH",
     "LOAD_ROW",
     "LOAD_STRETCH",
-    "LOAD_DIRECT",
     "_STEP_BYTES",
+    "AHEAD_BYTES",
 )
 
 
@@ -71,7 +73,7 @@ def limited(limits: list[int]) -> Iterator[None]:
     """With these LIMITS instead of an H200's."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in zip(LIMITS, limits, strict=True):
-            patch.setattr(strategy, name, value)
+            patch.setattr(cuda_load_back if name == "AHEAD_BYTES" else strategy, name, value)
         strategy._load_steps.cache_clear()
         yield
     strategy._load_steps.cache_clear()
@@ -107,17 +109,17 @@ def test_pages_move_exactly_in_any_order_that_the_events_allow(
     st.integers(1, 2000),
     st.integers(0, 1000),
 )
-def test_layers_in_groups_behind_the_first_ones_move_exactly(
-    case: Case, layout: Layout, staged: int, seed: int
-) -> None:
+def test_layers_in_groups_move_exactly(case: Case, layout: Layout, staged: int, seed: int) -> None:
     geometry = replace(case.target, layers=max(3, case.target.layers))
     case = replace(case, target=geometry, layout=layout, strided=False)
     stretch = min(geometry.part_bytes) // geometry.layers
     two_layers = {
         "LOAD_ROW": 2 * stretch // geometry.page_size,
         "LOAD_STRETCH": 2 * stretch,
+        "DIRECT_STRETCH": 1 << 30,
     }
-    check_moves(case, "auto", True, staged, [two_layers.get(name, 1) for name in LIMITS], seed)
+    limits = [two_layers.get(name, 1) for name in LIMITS]
+    check_moves(case, "copy_engine", True, staged, limits, seed)
 
 
 def signalled(seed: int = 1) -> SimulatedLane:
@@ -153,6 +155,20 @@ def pair_of(geometry: Any, layout: Layout = "page_first", seed: int = 1) -> tupl
     return device, host, source[0]
 
 
+def load_back(
+    pairs: list[Routes],
+    host: Slots,
+    device: Slots,
+    lane: SimulatedLane,
+    chosen: Strategy,
+    after: Any = (),
+) -> list[tuple[Any, ...]]:
+    """Asks for all of it; the events of each layer."""
+    loading = Loading(pairs, host, device, lane, chosen, after)
+    lane.ask_for_the_rest()
+    return [loading.events(layer) for layer in range(loading.layers)]
+
+
 @pytest.mark.parametrize(
     ("draft_layers", "launches"),
     [(0, [range(8)]), (1, [range(1), range(8)]), (2, [range(1)] * 2 + [range(1, 2), range(1, 8)])],
@@ -175,14 +191,11 @@ def test_a_kernel_brings_all_layers_in_one_launch(
     assert all(event.query() for events in by_layer for event in events)
 
 
-def test_layers_of_a_kernel_that_starts_and_ends_midway_arrive_in_time(
+def test_layers_of_a_kernel_that_starts_midway_arrive_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Behind a draft's second layer, and before groups."""
-    for name, value in (("_STEP_BYTES", 1), ("FIRST_SHARE", 2), ("DIRECT_STRETCH", 1)):
-        monkeypatch.setattr(strategy, name, value)
-    stretch = PageGeometry("mla", 1, 1, 8, 0, 2, torch.uint8).page_bytes
-    monkeypatch.setattr(strategy, "LOAD_STRETCH", 2 * stretch)
+    """Behind a draft's second layer."""
+    monkeypatch.setattr(strategy, "_STEP_BYTES", 1)
     target = PageGeometry("mla", 10, 1, 8, 0, 2, torch.uint8)
     strategy._load_steps.cache_clear()
     try:
@@ -192,7 +205,7 @@ def test_layers_of_a_kernel_that_starts_and_ends_midway_arrive_in_time(
             lane = signalled(seed)
             made = moves_of(lane)
             by_layer = load_back(pairs, as_slots([0, 2]), as_slots([1, 3]), lane, "auto")
-            assert (range(1, 5), True) in made
+            assert (range(1, 10), True) in made
             device = halves[0][0]
 
             def watch(
@@ -256,16 +269,23 @@ def check_moves(
         for device, _ in halves:
             fill(device, POISON)
         back = SimulatedLane(staged, kernels=kernels, seed=seed)
-        by_layer = load_back(pairs, middle, destination, back, chosen)
-        assert len(by_layer) == max(device.geometry.layers for device, _ in halves)
+        loading = Loading(pairs, middle, destination, back, chosen)
+        assert loading.layers == max(device.geometry.layers for device, _ in halves)
         seen: dict[int, Any] = {}
+        chance = random.Random(seed)
 
         def watch() -> None:
-            for layer, layer_events in enumerate(by_layer):
-                if layer not in seen and all(event.query() for event in layer_events):
+            if loading.asked < loading.layers and chance.random() < 0.1:
+                loading.ask(chance.randrange(loading.layers))
+            for layer in range(loading.asked):
+                if layer not in seen and all(event.query() for event in loading.events(layer)):
                     seen[layer] = [rows(device) for device, _ in halves]
 
         back.run(watch)
+        while loading.asked < loading.layers:
+            loading.ask(loading.asked)
+            back.run(watch)
+        assert back.later is None
     for (device, host), pages in zip(halves, expected, strict=True):
         untouched = [bytes([POISON]) * device.geometry.page_bytes] * device.num_pages
         for slot, page in zip(case.destination, pages, strict=True):
@@ -273,7 +293,7 @@ def check_moves(
         found = [page_bytes(device, page, host.order) for page in range(device.num_pages)]
         assert found == untouched
     final = [rows(device) for device, _ in halves]
-    assert len(seen) == len(by_layer)
+    assert len(seen) == loading.layers
     for layer, then in seen.items():
         for now, before in zip(final, then, strict=True):
             for part_now, part_before in zip(now, before, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from pools.pool_cases import slots
@@ -9,12 +11,21 @@ from pools.pool_cases import slots
 from hicache_storage.pools.in_flight import InFlight
 
 
-class Event:
-    def __init__(self, name: str) -> None:
+class Copy:
+    """Its only event is itself."""
+
+    def __init__(self, name: str, *, asked: bool = True) -> None:
         self.name = name
+        self.asked = asked
         self.over = False
 
-    def query(self) -> bool:
+    @property
+    def events(self) -> tuple[Any, ...]:
+        self.asked = True
+        return (self,)
+
+    def done(self) -> bool:
+        assert self.asked, "to know it, all must be asked for"
         return self.over
 
 
@@ -37,24 +48,24 @@ def test_a_shared_slot_at_either_end_is_waited_for(
     on_device: list[int], in_host: list[int], waits: bool
 ) -> None:
     copies = InFlight()
-    copies.add([Event("first")], slots([5, 2]), slots([3, 4]))
+    copies.add(Copy("first"), slots([5, 2]), slots([3, 4]))
     assert shared(copies, slots(on_device), slots(in_host)) == (["first"] if waits else [])
 
 
 def test_what_is_done_is_forgotten() -> None:
-    copies, first, second = InFlight(), Event("first"), Event("second")
-    copies.add([first], slots([1]), slots([1]))
-    copies.add([second], slots([1]), slots([2]))
+    copies, first, second = InFlight(), Copy("first"), Copy("second")
+    copies.add(first, slots([1]), slots([1]))
+    copies.add(second, slots([1]), slots([2]))
     assert shared(copies, slots([1]), slots([7])) == ["first", "second"]
     first.over = True
     assert shared(copies, slots([1]), slots([7])) == ["second"]
-    copies.add([Event("third")], slots([9]), slots([9]))
+    copies.add(Copy("third"), slots([9]), slots([9]))
     assert len(copies._moving) == 2
 
 
 def test_the_callers_lists_may_change_meanwhile() -> None:
     copies, pages = InFlight(), slots([1])
-    copies.add([Event("first")], pages, pages)
+    copies.add(Copy("first"), pages, pages)
     pages.fill_(6)
     assert shared(copies, slots([1]), slots([0])) == ["first"]
 
@@ -62,5 +73,16 @@ def test_the_callers_lists_may_change_meanwhile() -> None:
 @pytest.mark.parametrize("wrong", [None, [1], torch.tensor([1.0]), slots([-1])])
 def test_what_is_no_list_of_slots_is_left_to_the_copy_to_refuse(wrong: object) -> None:
     copies = InFlight()
-    copies.add([Event("first")], slots([1]), slots([1]))
+    copies.add(Copy("first"), slots([1]), slots([1]))
     assert shared(copies, wrong, slots([1])) == []
+
+
+def test_a_copy_is_asked_for_in_full_once_another_must_wait_for_it() -> None:
+    """And not to know whether it is done."""
+    copies, later = InFlight(), Copy("later", asked=False)
+    copies.add(later, slots([1]), slots([1]))
+    copies.add(Copy("other"), slots([2]), slots([2]))
+    assert shared(copies, slots([2]), slots([7])) == ["other"]
+    assert not later.asked
+    assert shared(copies, slots([7]), slots([1])) == ["later"]
+    assert later.asked

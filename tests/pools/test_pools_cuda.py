@@ -24,7 +24,7 @@ from pools.pool_cases import (
 )
 
 from hicache_storage import ConfigError
-from hicache_storage.pools import lanes, movers
+from hicache_storage.pools import cuda_load_back, lanes, movers
 from hicache_storage.pools.device import DevicePool, HybridDevicePool
 from hicache_storage.pools.geometry import PageGeometry
 from hicache_storage.pools.host import HostPool
@@ -235,7 +235,7 @@ def test_a_kernel_says_of_each_layer_that_it_is_there(v_head_dim: int, launched:
                 continue
             loading = pools.load_back(pages, pages)
         assert launches.call_count == launched
-        assert len({id(events) for events in loading.by_layer}) == 8
+        assert len({id(loading.events_of(layer)) for layer in range(8)}) == 8
         arrived = []
         for layer in range(8):
             loading.wait(layer)
@@ -249,9 +249,14 @@ def test_a_kernel_says_of_each_layer_that_it_is_there(v_head_dim: int, launched:
         assert all(map(torch.equal, storages(pools.device), kept))
 
 
-def test_bytes_are_exact_beside_a_running_model_and_another_thread() -> None:
-    """Backups and load-backs of distinct pages from two threads, matrix products meanwhile."""
-    geometry = PageGeometry("mha", 8, 4, 128, 128, 16, torch.bfloat16)
+@pytest.mark.parametrize(("page_size", "ahead"), [(16, 1 << 30), (128, 1)])
+def test_bytes_are_exact_beside_a_running_model_and_another_thread(
+    monkeypatch: pytest.MonkeyPatch, page_size: int, ahead: int
+) -> None:
+    """Backups and load-backs of distinct pages from two threads, matrix products meanwhile; large
+    pages are asked for layer by layer as the model waits for them."""
+    monkeypatch.setattr(cuda_load_back, "AHEAD_BYTES", ahead)
+    geometry = PageGeometry("mha", 8, 4, 128, 128, page_size, torch.bfloat16)
     left, right = torch.randn(2, 2048, 2048, device="cuda", dtype=torch.bfloat16).unbind()
     failures: list[str] = []
     made = [
@@ -276,6 +281,7 @@ def test_bytes_are_exact_beside_a_running_model_and_another_thread() -> None:
                     for rows in pool.page_rows(layer):
                         rows[source.cuda()] = POISON
                 loading = pools.load_back(middle, source)
+                assert loading.asked is (ahead > 1 or pools.host.layout == "page_first")
                 for layer in range(8):
                     loading.wait(layer)
                     torch.mm(left, right)
