@@ -181,7 +181,7 @@ def _first_layer(
             began = time.perf_counter()
             loading = pools.load_back(host, pages)
             found["call"].append((time.perf_counter() - began) * 1e3)
-        loading.synchronize()
+            loading.synchronize()  # which asks for all layers
         for layer, number in when.items():
             events = loading.events_of(number)
             found[layer].append(max(start.elapsed_time(event) for event in events))
