@@ -81,8 +81,20 @@ class Leasing:
         """Copies what is not on the device into `pages`, and frees those left over."""
         free = iter(pages)
         places = [next(free) if node.device is None else node.device for node in loading]
-        self._levels.free_device(list(free))
-        events = self._levels.load_back(loading, places)
+        taken = pages
+        try:
+            self._levels.free_device(list(free))
+            taken = [
+                page for page, node in zip(places, loading, strict=True) if node.device is None
+            ]
+            events = self._levels.load_back(loading, places)
+        except BaseException:
+            for node in nodes:
+                self._tree.unlock_device(node)
+            for node in loading:
+                self._tree.unlock_host(node)
+            self._levels.free_device(taken)
+            raise
         from_storage = sum(node in fetched for node in loading)
         lease = Lease(
             request_id=request_id,

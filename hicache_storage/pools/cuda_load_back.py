@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -46,7 +47,8 @@ class _Task(NamedTuple):
 class Loading:
     """Pages of every pair on their way to the device, layer by layer, behind the current stream and
     the events `after`. The first layers are asked for at once, the others by `ask` and by the next
-    call on the lane. Be alone on the lane, and its device the current one, to make or ask it."""
+    call on the lane, as long as somebody holds it. Be alone on the lane, and its device the current
+    one, to make or ask it."""
 
     def __init__(
         self,
@@ -78,30 +80,24 @@ class Loading:
         """Events by the first of the layers that have arrived then, with all before them."""
         self._tasks = deque(self._plan(pairs, strategy))
         self.asked = 0
-        """Layers that have been asked for, or that nobody will ask for after an error."""
-        self.error: BaseException | None = None
-        """What broke it off: the pages may hold anything."""
-        lane.later = self
+        """Layers that have been asked for."""
+        if not self._tasks:
+            # Others may be on their way to pages that are on the device already.
+            lane.wait(lane.link, lane.scattered)
+            self._arrived[0] = self._all_arrived()
         self.ask(-1)
+        if self._tasks:
+            lane.later = weakref.ref(self)
 
     def ask(self, layer: int) -> None:
-        """Asks for layers up to this one, and for some that follow."""
-        if self.asked == self.layers:
-            return
-        try:
-            while self._tasks and self._tasks[0].first <= layer + self._ahead:
-                self._take(self._tasks.popleft())
-            if not self._tasks and (self._signalled or not self._arrived):
-                self._arrived[max(self._arrived, default=0)] = self._all_arrived()
-        except BaseException as error:
-            self.error = error
-            self._tasks.clear()
-            raise
-        finally:
-            if self._tasks:
-                self.asked = self._tasks[0].first
-            else:
-                self.asked, self.lane.later = self.layers, None
+        """Asks for layers up to this one, and for some that follow. What failed is asked for
+        again: its pages are still this load-back's, and nobody was told that they are there."""
+        while self._tasks and self._tasks[0].first <= layer + self._ahead:
+            self._take(self._tasks[0])
+            if self._signalled and len(self._tasks) == 1:
+                self._arrived[max(self._arrived)] = self._all_arrived()
+            self._tasks.popleft()
+        self.asked = self._tasks[0].first if self._tasks else self.layers
 
     def events(self, layer: int) -> tuple[Any, ...]:
         """Events that are done when a layer that has been asked for has arrived. The last layer's

@@ -105,8 +105,8 @@ class Lane:
         was."""
         self._positions: Tensor | None = None
         self._uploaded: dict[int, Tensor] = {}
-        self.later: Later | None = None
-        """What has yet to be asked for by an earlier call."""
+        self.later: weakref.ref[Later] | None = None
+        """What may have yet to be asked for by an earlier call."""
         self._start()
 
     def _start(self) -> None:
@@ -138,9 +138,11 @@ class Lane:
                 self.wait(stream, event)
 
     def ask_for_the_rest(self) -> None:
-        """Of what an earlier call has left to be asked for."""
-        if self.later is not None:
-            self.later.ask(sys.maxsize)
+        """Asks for what an earlier call has left to be asked for, if somebody still holds that."""
+        later = None if self.later is None else self.later()
+        if later is not None:
+            later.ask(sys.maxsize)
+        self.later = None
 
     def settle(self) -> None:
         """Returns when all that was asked for is done."""

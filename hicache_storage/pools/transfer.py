@@ -58,9 +58,9 @@ class LayerEvents:
 
     When it is made, the first layers have been asked for. A method that is about a layer asks for
     the layers up to that one and for some that follow, so that a forward pass needn't wait until
-    all have been asked for; the next call on the lane asks for what is left. Any thread may call
-    them. If CUDA refuses, the method raises, no copy is under way, and the pages may hold anything:
-    from then on `wait`, `arrived` and `events_of` raise RuntimeError.
+    all have been asked for; the next call on the lane asks for what is left. So keep it until it is
+    done. Any thread may call the methods. If layers can't be asked for, they raise, as they do
+    while the current stream is captured (ConfigError); the next one tries again.
     """
 
     def __init__(self, pools: Sequence[Pair], layers: int, loading: Loading | None = None) -> None:
@@ -90,14 +90,11 @@ class LayerEvents:
             _refuse_capture()
             with _in_charge(loading.lane):
                 loading.ask(layer)
-        if loading.error is not None:
-            raise RuntimeError(f"the load-back broke off: {loading.error!r}") from loading.error
         return loading.events(layer)
 
     def wait(self, layer: int) -> None:
         """Makes the current stream wait for this layer's pages. The CPU isn't held up; without
-        CUDA the pages are there already. Raises IndexError for a layer out of range, ConfigError
-        if layers are left to be asked for while the stream is captured."""
+        CUDA the pages are there already. Raises IndexError for a layer out of range."""
         events = self.events_of(layer)
         if events:
             stream = torch.cuda.current_stream(self._pools[0][0].device)
@@ -105,21 +102,17 @@ class LayerEvents:
                 stream.wait_event(event)
 
     def arrived(self, layer: int) -> bool:
-        """Whether this layer's pages have arrived. Never waits."""
+        """Whether this layer's pages have arrived. Never waits for the device."""
         return all(event.query() for event in self.events_of(layer))
 
     def done(self) -> bool:
-        """Whether every layer has arrived, or nothing is under way after an error. Never waits."""
-        return self._broken or all(event.query() for event in self.events)
+        """Whether every layer has arrived. Never waits for the device."""
+        return all(event.query() for event in self.events)
 
     def synchronize(self) -> None:
-        """Returns when every layer has arrived, or nothing is under way after an error."""
-        for event in () if self._broken else self.events:
+        """Returns when every layer has arrived."""
+        for event in self.events:
             event.synchronize()
-
-    @property
-    def _broken(self) -> bool:
-        return self._loading is not None and self._loading.error is not None
 
 
 def backup(

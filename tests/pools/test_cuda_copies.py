@@ -187,7 +187,14 @@ def test_a_kernel_brings_all_layers_in_one_launch(
     by_layer = load_back(pairs, as_slots([0, 2]), as_slots([1, 3]), lane, "auto")
     assert made == [(layers, len(layers) > 1) for layers in launches]
     assert len({id(events) for events in by_layer}) == 8
-    lane.run()
+    first_alone: list[bool] = []
+
+    def watch() -> None:
+        first, *_, last = [all(event.query() for event in events) for events in by_layer]
+        first_alone.append(first and not last)
+
+    lane.run(watch)
+    assert any(first_alone)
     assert all(event.query() for events in by_layer for event in events)
 
 
@@ -204,8 +211,10 @@ def test_layers_of_a_kernel_that_starts_midway_arrive_in_time(
             pairs = [half[2] for half in halves]
             lane = signalled(seed)
             made = moves_of(lane)
-            by_layer = load_back(pairs, as_slots([0, 2]), as_slots([1, 3]), lane, "auto")
+            with mock.patch.object(lane, "hold", wraps=lane.hold) as holds:
+                by_layer = load_back(pairs, as_slots([0, 2]), as_slots([1, 3]), lane, "auto")
             assert (range(1, 10), True) in made
+            assert [hold.args[2] for hold in holds.call_args_list] == list(range(9))
             device = halves[0][0]
 
             def watch(
@@ -285,7 +294,6 @@ def check_moves(
         while loading.asked < loading.layers:
             loading.ask(loading.asked)
             back.run(watch)
-        assert back.later is None
     for (device, host), pages in zip(halves, expected, strict=True):
         untouched = [bytes([POISON]) * device.geometry.page_bytes] * device.num_pages
         for slot, page in zip(case.destination, pages, strict=True):
@@ -324,6 +332,28 @@ def test_copies_asked_for_at_once_share_the_staging_memory(layout: Layout, kerne
             load_back(back, 11 - pages, pages, lane, "copy_engine")
         lane.run()
         assert rows(restored) == rows(device)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_load_back_without_pages_comes_behind_those_on_their_way(
+    layout: Layout, kernels: bool
+) -> None:
+    """Whoever asks for it has found its pages on the device, or almost."""
+    for seed in range(30):
+        device, host, pair = pair_of(MLA, layout)
+        lane = SimulatedLane(1 << 20, kernels=kernels, seed=seed)
+        load_back([pair], as_slots([0, 1]), as_slots([0, 1]), lane, "copy_engine")
+        events = load_back([pair], as_slots([]), as_slots([]), lane, "copy_engine")[-1]
+
+        def watch(events: Any = events, device: Any = device, host: Any = host) -> None:
+            if all(event.query() for event in events):
+                for page in (0, 1):
+                    found = page_bytes(device, page, host.order)
+                    assert found == host_page(host, page), "too early"
+
+        lane.run(watch)
+        assert all(event.query() for event in events)
 
 
 @pytest.mark.parametrize("chosen", STRATEGIES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -155,3 +156,33 @@ def test_a_stream_keeps_its_list_until_its_own_next_upload(lane: Lane) -> None:
     assert [part.tolist() for part in longer] == [list(range(9000)), list(range(9000, 18000))]
     (again,) = lane.upload(lane.link, np.arange(50, 60))
     assert again.data_ptr() == first.data_ptr(), "no memory is made for each call"
+
+
+def test_a_call_begins_behind_the_current_stream_its_events_and_what_was_left_to_be_asked_for(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[Any] = []
+    current = object()
+    given = SimpleNamespace(record=lambda stream: happened.append(("record", stream)))
+    lane._given = given  # type: ignore[assignment]
+    for name in ("link", "side"):
+        stream = getattr(lane, name)
+        stream.wait_event = lambda event, name=name: happened.append((name, event))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+
+    class Left:
+        def ask(self, layer: int) -> None:
+            happened.append(layer >= 1000)
+
+    left = Left()
+    lane.later = weakref.ref(left)
+    lane.begin(["event"])
+    assert happened[:2] == [True, ("record", current)]
+    waits = [(stream, event) for event in (given, "event") for stream in ("link", "side")]
+    assert happened[2:] == waits
+    happened.clear()
+    lane.begin()
+    assert happened[0] == ("record", current), "it is asked for once"
+    lane.later = weakref.ref(left)
+    del left
+    lane.ask_for_the_rest()

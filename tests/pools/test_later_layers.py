@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from pools.pool_cases import MLA, POISON, device_pool, fill, fill_random, host_p
 from pools.simulated_lane import SimulatedLane, as_slots
 
 from hicache_storage import ConfigError
-from hicache_storage.pools import cuda_load_back, strategy
+from hicache_storage.pools import cuda_load_back, cuda_prepare, strategy, transfer
 from hicache_storage.pools.cuda_backup import backup
 from hicache_storage.pools.cuda_load_back import Loading
 from hicache_storage.pools.host import HostPool
@@ -23,6 +25,8 @@ from hicache_storage.pools.transfer import LayerEvents
 
 LAYERS, PAGES = 8, 6
 GEOMETRY = replace(MLA, layers=LAYERS)
+LAYER_BYTES = GEOMETRY.page_bytes // LAYERS
+"""Of a page."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +35,7 @@ def layers_apart(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, value in (("_STEP_BYTES", 1), ("DIRECT_STRETCH", 1)):
         monkeypatch.setattr(strategy, name, value)
     strategy._load_steps.cache_clear()
-    two_pages = 2 * MLA.page_bytes // MLA.layers
-    monkeypatch.setattr(cuda_load_back, "AHEAD_BYTES", 2 * two_pages)
+    monkeypatch.setattr(cuda_load_back, "AHEAD_BYTES", 2 * 2 * LAYER_BYTES)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     yield
@@ -120,11 +123,16 @@ def test_a_layer_is_not_there_before_its_events_say_so() -> None:
     assert loading.done()
 
 
-def test_the_callers_lists_may_change_meanwhile() -> None:
+@pytest.mark.parametrize("which", ["host", "device"])
+@pytest.mark.parametrize("ahead", [1, 2, LAYERS - 1])
+def test_the_callers_lists_may_change_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, which: str, ahead: int
+) -> None:
+    monkeypatch.setattr(cuda_load_back, "AHEAD_BYTES", ahead * 2 * LAYER_BYTES)
     rig = Rig()
-    host, device = as_slots((0, 2)), as_slots((1, 4))
-    loading = Loading([rig.pair], host, device, rig.lane, "auto")
-    host[:], device[:] = 5, 3
+    lists = {"host": as_slots((0, 2)), "device": as_slots((1, 4))}
+    loading = Loading([rig.pair], lists["host"], lists["device"], rig.lane, "auto")
+    lists[which][:] = 5, 3
     loading.ask(LAYERS)
     rig.lane.run()
     assert rig.holds(1, 0)
@@ -153,33 +161,124 @@ def test_what_is_all_asked_for_leaves_a_later_call_alone() -> None:
     first, second = rig.load(), rig.load(device=(0, 2))
     assert first._loading is not None
     first._loading.ask(3)
-    assert rig.lane.later is second._loading
+    assert rig.lane.later is not None
+    assert rig.lane.later() is second._loading
     assert not second.asked
 
 
-def test_a_call_that_breaks_off_later_says_so_to_whoever_waits() -> None:
-    """But slots can be given back: nothing is under way."""
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("done_before", [False, True])
+@pytest.mark.parametrize("act", ["arrived", "done", "next call"])
+def test_what_cannot_be_asked_for_is_asked_for_again(
+    error: type[BaseException], done_before: bool, act: str
+) -> None:
+    """Until then nobody hears that it is there, and its slots stay in use."""
     rig = Rig()
     loading = rig.load()
-    settled: list[int] = []
-    rig.lane.settle = lambda: settled.append(1)  # type: ignore[method-assign]
-    refused = mock.patch.object(rig.lane, "copy_stretches", side_effect=RuntimeError("refused"))
-    with refused, pytest.raises(RuntimeError, match="refused"):
-        loading.wait(1)
-    assert settled == [1]
-    assert loading.asked
+    settled: list[bool] = []
+
+    def settle() -> None:
+        settled.append(rig.lane.lock.locked())
+        rig.lane.run()
+
+    rig.lane.settle = settle  # type: ignore[method-assign]
+    copy = rig.lane.copy_stretches
+
+    def fail(copies: Any, **given: Any) -> None:
+        if done_before:
+            copy(copies, **given)
+        raise error
+
+    acts: dict[str, Any] = {
+        "arrived": lambda: loading.arrived(3),
+        "done": loading.done,
+        "next call": lambda: rig.load(host=(3, 5), device=(4, 2)),
+    }
+    for _ in range(2):
+        with (
+            mock.patch.object(rig.lane, "copy_stretches", side_effect=fail),
+            pytest.raises(error),
+        ):
+            acts[act]()
+        assert not loading.asked
+        assert not rig.lane.lock.locked()
+    assert settled == [True, True] or act == "next call"
+    kept = acts[act]()
+    rig.lane.run()
+    assert loading.arrived(3)
+    assert not loading.done() or act != "arrived"
+    assert act != "next call" or not kept.done()
+    rig.lane.run()
     assert loading.done()
-    loading.synchronize()
-    for act in (loading.wait, loading.arrived, loading.events_of):
-        with pytest.raises(RuntimeError, match=r"broke off.*refused"):
-            act(0)
-    assert rig.lane.later is None
-    rig.lane.run()
-    again = rig.load()
-    again.done()
-    rig.lane.run()
-    assert again.done()
     assert rig.holds(1, 0)
+    assert rig.holds(4, 3 if act == "next call" else 2)
+
+
+def test_a_call_that_breaks_off_leaves_no_layers_to_ask_for() -> None:
+    """Its slots belong to others then."""
+    rig = Rig()
+    ask = Loading.ask
+
+    def interrupted(loading: Loading, layer: int) -> None:
+        ask(loading, layer)
+        raise KeyboardInterrupt
+
+    with (
+        mock.patch.object(Loading, "ask", interrupted),
+        pytest.raises(KeyboardInterrupt) as caught,
+    ):
+        rig.load((0, 2), (1, 4))
+    rig.lane.run()
+    fill(rig.device, POISON)
+    rig.load((3,), (0,)).done()
+    rig.lane.run()
+    assert caught
+    assert rig.holds(0, 3)
+    assert set(page_bytes(rig.device, 1, rig.host.order)) == {POISON}
+
+
+def test_what_nobody_holds_is_not_asked_for_and_holds_nothing() -> None:
+    """None of the pools' memory."""
+    rig = Rig()
+    loading: Any = rig.load()
+    memory, pool, lane = weakref.ref(rig.host._memory), weakref.ref(rig.device), rig.lane
+    del rig
+    gc.disable()
+    try:
+        assert memory() is not None, "it is yet to be copied from"
+        del loading
+        assert memory() is None
+        assert pool() is None
+        lane.ask_for_the_rest()
+    finally:
+        gc.enable()
+    rig = Rig()
+    rig.load(device=(1, 4))
+    rig.load(device=(0, 2)).done()
+    rig.lane.run()
+    assert rig.holds(2, 2)
+    assert not rig.holds(4, 2)
+
+
+def test_a_stream_waits_for_all_events_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Staged pages are there once they are scattered."""
+    monkeypatch.setattr(strategy, "DIRECT_STRETCH", 1 << 30)
+    strategy._load_steps.cache_clear()
+    rig = Rig()
+    loading = Loading([rig.pair], as_slots([0]), as_slots([1]), rig.lane, "copy_engine")
+    events = LayerEvents([(rig.device, rig.host)], LAYERS, loading)
+    assert len(rig.waits(events, 0)) == 2
+
+
+def test_what_is_prepared_comes_behind_what_is_left_to_be_asked_for() -> None:
+    """It uses the same lists on the device."""
+    rig = Rig()
+    loading = rig.load()
+    asked: list[bool] = []
+    with mock.patch.object(cuda_prepare, "prepare") as prepare:
+        prepare.side_effect = lambda *args, **given: asked.append(loading.asked)
+        transfer.prepare((rig.device, rig.host), rig.lane, rig.lane, "auto")
+    assert asked == [True, True]
 
 
 def test_layers_are_not_asked_for_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:

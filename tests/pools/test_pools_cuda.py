@@ -249,6 +249,33 @@ def test_a_kernel_says_of_each_layer_that_it_is_there(v_head_dim: int, launched:
         assert all(map(torch.equal, storages(pools.device), kept))
 
 
+def test_layers_that_could_not_be_asked_for_are_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_load_back, "AHEAD_BYTES", 1)
+    geometry = PageGeometry("mha", 8, 8, 128, 128, 64, torch.bfloat16)
+    pools = PairedPools(
+        device_pool(geometry, PAGES, "cuda"), host_pages=PAGES, layout="layer_first"
+    )
+    redraw(pools.device)
+    pages, lane = torch.randperm(PAGES), pools._back_lane
+    pools.backup(pages, pages).wait()
+    kept = [rows.clone() for rows in storages(pools.device)]
+    for rows in storages(pools.device):
+        rows.fill_(POISON)
+    loading = pools.load_back(pages, pages)
+    for act in (lambda: loading.wait(4), loading.done, lambda: pools.load_back(pages, pages)):
+        assert not loading.asked
+        with (
+            mock.patch.object(lane, "copy_stretches", side_effect=MemoryError),
+            pytest.raises(MemoryError),
+        ):
+            act()
+    loading.wait(7)
+    torch.cuda.current_stream().synchronize()
+    assert all(map(torch.equal, storages(pools.device), kept))
+
+
 @pytest.mark.parametrize(("page_size", "ahead"), [(16, 1 << 30), (128, 1)])
 def test_bytes_are_exact_beside_a_running_model_and_another_thread(
     monkeypatch: pytest.MonkeyPatch, page_size: int, ahead: int

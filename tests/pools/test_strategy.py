@@ -114,8 +114,9 @@ def test_a_load_back_goes_layer_by_layer(geometry: PageGeometry, layout: Any, ho
     in_runs = steps(geometry, "layer_first", run=4)
     assert {step.how for step in in_runs} == {"direct"}
     if how == "direct":
-        without = steps(geometry, layout, kernels=False)
-        assert {step.how for step in without} == {"direct"}, "no kernel to leave it to"
+        for strategy in STRATEGIES:
+            without = steps(geometry, layout, kernels=False, strategy=strategy)
+            assert {step.how for step in without} == {"direct"}, "no kernel to leave it to"
 
 
 def test_nobody_looks_for_runs_that_would_make_no_difference() -> None:

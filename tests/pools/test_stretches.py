@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pools.pool_cases import MHA, MLA, device_pool, strided_pool
 from pools.simulated_lane import as_slots
 
+from hicache_storage.pools.device import MLADevicePool
 from hicache_storage.pools.host import HostPool
 from hicache_storage.pools.layouts import LAYOUTS, Layout
 from hicache_storage.pools.routes import Routes
@@ -58,3 +60,25 @@ def test_there_are_none_where_a_page_of_a_layer_is_several_stretches(layout: Lay
     host = HostPool(MHA, PAGES, layout)
     assert Routes(strided_pool(MHA, PAGES), host).stretches is None
     assert (Routes(device_pool(MHA, PAGES), host).stretches is None) is (layout == "page_first")
+
+
+def test_pages_that_are_not_adjacent_at_both_ends_are_copied_one_by_one() -> None:
+    """Of one token each, so that a page is one stretch all the same."""
+    geometry = replace(MLA, page_size=1)
+    route = Routes(strided_pool(geometry, PAGES), HostPool(geometry, PAGES, "layer_first"))
+    assert route.stretches is not None
+    slots = as_slots([0, 1, 2])
+    for to_device in (False, True):
+        pages = route.stretches.of(slots, slots, runs(slots, slots), to_device=to_device)
+        assert pages.of(0).shape == (3, 3)
+
+
+def test_there_are_none_where_layers_lie_differently() -> None:
+    tokens, dim = PAGES, MLA.head_dim
+    dense = torch.zeros(tokens, 1, dim, dtype=MLA.dtype)
+    apart = torch.zeros(tokens, 3, dim, dtype=MLA.dtype)[:, 1:2]
+    geometry = replace(MLA, page_size=1)
+    host = HostPool(geometry, PAGES, "layer_first")
+    for layers, found in (([dense, dense.clone()], True), ([dense, apart], False)):
+        pool = MLADevicePool.from_tensors(layers, 1)
+        assert (Routes(pool, host).stretches is not None) is found
