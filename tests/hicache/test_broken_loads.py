@@ -96,6 +96,8 @@ def test_an_acquire_that_fails_locks_no_page(rig: Any, lane: SimulatedLane) -> N
     lease = one.cache.acquire("r", first)
     with refusing(lane), pytest.raises(RuntimeError, match="refused"):
         one.cache.acquire("s", second)
+    nodes = [one.cache._tree.get(page_hash) for page_hash in second]
+    assert [(node.device_locks, node.host_locks) for node in nodes if node] == [(0, 0)] * 2
     one.cache.release(lease)
     pages = one.cache.allocate(4)
     assert pages is not None, "pages of a lease that nobody has"

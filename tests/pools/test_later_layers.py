@@ -296,13 +296,18 @@ def test_layers_are_not_asked_for_during_a_capture(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("pages", [1, 4])
 def test_small_load_backs_are_asked_for_at_once(pages: int) -> None:
     rig = Rig()
-    one_page = GEOMETRY.page_bytes
-    with mock.patch.object(cuda_load_back, "AHEAD_BYTES", pages * one_page):
+    size = pages * GEOMETRY.page_bytes
+    with mock.patch.object(cuda_load_back, "AHEAD_BYTES", size - 1):
         assert rig.load(range(pages), range(pages)).asked
-    with mock.patch.object(
-        cuda_load_back, "AHEAD_BYTES", pages * one_page * (LAYERS - 1) // LAYERS
-    ):
+    with mock.patch.object(cuda_load_back, "AHEAD_BYTES", size * (LAYERS - 1) // LAYERS):
         assert not rig.load(range(pages), range(pages)).asked
+
+
+def test_a_draft_counts_too() -> None:
+    rig, draft = Rig(), Rig()
+    with mock.patch.object(cuda_load_back, "AHEAD_BYTES", 2 * GEOMETRY.page_bytes):
+        slots = as_slots((0, 2)), as_slots((1, 4))
+        assert Loading([rig.pair, draft.pair], *slots, rig.lane, "auto").asked == LAYERS // 2
 
 
 def test_a_kernel_is_launched_for_all_layers_at_once() -> None:
