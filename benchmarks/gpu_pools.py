@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import random
 import statistics
 import time
@@ -185,19 +186,20 @@ def turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
                 yield name, turn > 0
 
 
-def in_turns(ways: dict[str, Way], rounds: int) -> dict[str, Times]:
-    """Seconds of every way, in `turns`."""
+def in_turns(ways: dict[str, Way], rounds: int, times: int = 1, warm: int = 0) -> dict[str, Times]:
+    """Seconds of every way, in `turns`; so many times in its turn, the first `warm` of which don't
+    count."""
     found = {name: Times() for name in ways}
     for name, counts in turns(ways, rounds):
         way = ways[name]
         way.before()
-        for verb in VERBS:
+        for verb, time_of_turn in itertools.product(VERBS, range(times)):
             run = way.backup if verb == "backup" else way.load
             torch.cuda.synchronize()
             began = time.perf_counter()
             asked = run()
             took = time.perf_counter() - began
-            if not counts:
+            if not counts or time_of_turn < warm:
                 continue
             found[name].whole[verb].append(took)
             if asked is not None:

@@ -1,6 +1,6 @@
 """How fast pages move between a CUDA device and pinned host memory, beside the link's ceiling.
 
-    python benchmarks/gpu_transfer.py [--parts rates,pairing,forward,interference,restore]
+    python benchmarks/gpu_transfer.py [--parts rates,draft,pairing,forward,interference,restore]
 
 Rates: backup and load-back of 16384 tokens of a 32-layer MHA model, a 61-layer MLA model and a
 one-layer draft, in pages of 64, 16 and 1, for each host layout. Each strategy, SGLang's own host
@@ -8,10 +8,11 @@ pools where SGLang is installed, and the ceiling take turns: every one once a ro
 are medians over the rounds. The ceiling is one plain copy of as many bytes between a device buffer
 and a host buffer that is pinned as a host pool is. Device and host pages are in random order, in
 runs of four, or in a row; the host pool has twice as many. The bytes are random; they are compared
-after poison before the first round. Queue: eight calls of the draft's pages, one behind the other.
-Pairing: what a one-layer draft adds to a 32-layer target.
-Forward: what a forward pass takes whose layers wait for a load-back of 8192 tokens, alone and
-while as many are backed up.
+after poison before the first round. Draft: the draft's pages alone, by calls that follow each other
+at once ("queue", eight), and by the same call again and again once the one before is done
+("repeated"): in "rates" the processor did something else before each call. Pairing: what a
+one-layer draft adds to a 32-layer target. Forward: what a forward pass takes whose layers wait for
+a load-back of 8192 tokens, alone and while as many are backed up.
 Interference: what copies cost a loop of matrix products beside them. Restore: 2 GiB from a file and
 an lmdb store, in the page cache, to the device. Results go to `benchmarks/results/`.
 """
@@ -68,7 +69,10 @@ from hicache_storage.pools.strategy import STRATEGIES  # noqa: E402
 ROUNDS = {64: 7, 16: 3, 1: 3}
 """By page size."""
 QUEUE = 8
-"""Calls that follow each other in the part `queue`."""
+"""Calls that follow each other at once."""
+REPEATED, WARM = 9, 2
+"""Calls of one way that follow each other, once the one before is done; the first ones don't
+count."""
 ORDERS = {64: ("random", "in runs of 4", "in a row"), 16: ("random",), 1: ("random",)}
 
 
@@ -122,8 +126,6 @@ def rates_of(
     add_rates(results, "rates", found, size, shape=name, layout=layout, page_size=page_size)
     if page_size == 64:
         _first_layer(results, name, layout, pools, slots["random"])
-    if page_size == 64 and geometry.layers == 1:
-        _queue(results, ceiling, name, pools, slots)
     for peer in peers.values():
         peer.close()
 
@@ -147,16 +149,37 @@ def _peers(
     return found
 
 
-def _queue(
-    results: Results, ceiling: Ceiling, name: str, pools: PairedPools, slots: dict[str, Slots]
-) -> None:
-    """What a small model's pages reach when calls follow each other, so that each is asked for
-    while the one before moves."""
-    size = len(slots["random"][0]) * pools.device.geometry.page_bytes
-    ways = {"ceiling": ceiling.way(size, QUEUE)}
-    ways |= {f"auto, {order}": ours(pools, taken, "auto", QUEUE) for order, taken in slots.items()}
-    found = in_turns(ways, ROUNDS[64])
-    add_rates(results, "queue", found, QUEUE * size, shape=name, layout=pools.host.layout)
+def draft(results: Results, quick: bool) -> None:
+    """What a small model's pages reach alone, where a call takes as long as some of its copies."""
+    ceiling = Ceiling(1 << 30)
+    name = "draft 1 layer"
+    geometry = SHAPES[name]
+    pool = device_pool(geometry)
+    count = pool.num_pages
+    size = count * geometry.page_bytes
+    for layout in LAYOUTS[:1] if quick else LAYOUTS:
+        pools = pools_for(pool, layout)
+        slots = {
+            order: (in_order(order, count, count), in_order(order, 2 * count, count))
+            for order in ORDERS[64]
+        }
+        queue = {"ceiling": ceiling.way(size, QUEUE)}
+        repeated = {"ceiling": ceiling.way(size)}
+        for order, taken in slots.items():
+            queue[f"auto, {order}"] = ours(pools, taken, "auto", QUEUE)
+            repeated[f"auto, {order}"] = ours(pools, taken, "auto")
+        repeated["kernel, random"] = ours(pools, slots["random"], "kernel")
+        peers = _peers(results, name, geometry, layout)
+        for path, peer in peers.items():
+            repeated[f"SGLang {path}, in place"] = peer.in_place()
+            if path == "kernel":
+                repeated[f"SGLang {path}, asked for"] = peer.asked_for()
+        about = {"shape": name, "layout": layout}
+        add_rates(results, "queue", in_turns(queue, ROUNDS[64]), QUEUE * size, **about)
+        again = in_turns(repeated, ROUNDS[64], REPEATED, WARM)
+        add_rates(results, "repeated", again, size, **about)
+        for peer in peers.values():
+            peer.close()
 
 
 def _first_layer(
@@ -258,6 +281,7 @@ def _shown(value: object) -> str:
 
 PARTS: dict[str, Callable[[Results, bool], None]] = {
     "rates": rates,
+    "draft": draft,
     "pairing": pairing,
     "forward": forward,
     "interference": interference,

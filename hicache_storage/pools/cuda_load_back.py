@@ -107,12 +107,12 @@ class Loading:
         return self._arrived[layer]
 
     def _plan(self, pairs: Sequence[Routes], strategy: Strategy) -> list[_Task]:
-        plans = [self._steps(pair, strategy) for pair in pairs]
+        # The draft first, so that a kernel then brings all layers of the target in one launch.
+        plans = [(pair, self._steps(pair, strategy)) for pair in reversed(pairs)]
         due = [
             (pair, plan[layer])
             for layer in range(self.layers)
-            # The draft first, so that a kernel then brings all layers of the target in one launch.
-            for pair, plan in reversed(list(zip(pairs, plans, strict=True)))
+            for pair, plan in plans
             if layer in plan
         ]
         tasks = []
