@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..errors import HiCacheStorageError, InvalidKey, PageSizeMismatch
+from ..pools.transfer import LayerEvents
 from .agreement import Agreement
 from .lease import Lease
 from .levels import Levels, as_indices
@@ -27,6 +28,8 @@ class Leasing:
         self._tree = tree
         self._stats = stats
         self._ranks = ranks
+        self._loads: dict[PageNode, LayerEvents] = {}
+        """Load-backs that may be under way, by the nodes whose device pages they write."""
 
     @property
     def _paired(self) -> bool:
@@ -107,6 +110,7 @@ class Leasing:
             from_storage=from_storage,
             reading=loading,
         )
+        self._loads |= dict.fromkeys(loading, events)
         self._hold(lease, nodes)
         self._stats.device_hits += lease.from_device
         self._stats.host_hits += lease.from_host
@@ -119,6 +123,9 @@ class Leasing:
         pages = [int(page) for page in device_indices.tolist()]
         present = self._check(lease, hashes, pages)
         self._finish_loading(lease)
+        for node in present[len(lease.nodes) :]:
+            if node in self._loads:  # for another request, which this one doesn't wait for
+                self._loads[node].synchronize()
         nodes: list[PageNode] = []
         spare: list[int] = []
         parent = self._tree.root
@@ -202,6 +209,8 @@ class Leasing:
             lease.loading.synchronize()
             for node in lease.reading:
                 self._tree.unlock_host(node)
+                if self._loads.get(node) is lease.loading:
+                    del self._loads[node]
             lease.reading = []
 
 

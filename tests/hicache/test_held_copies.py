@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hicache.held_copies import Device, held_copies
+from hicache.rig import Rig, chain
 from hicache.test_hicache_stateful import CacheMachine
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -73,3 +74,32 @@ def test_random_use_with_copies_that_come_late(machine: type[LateMachine]) -> No
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_computed_page_gives_way_to_one_that_is_on_its_way_once_that_is_there(
+    kernels: bool,
+) -> None:
+    """It is on its way for another request."""
+    hashes = chain(2)
+    with held_copies(1, kernels=kernels):
+        one = Rig(store=False, draft=False, device_pages=6)
+        one.keep(hashes)
+        every = one.cache.allocate(6)
+        assert every is not None
+        one.cache.free(every)
+        one.dirty()
+        computing = one.cache.acquire("computes", [])
+        waiting = one.cache.acquire("waits", hashes)
+        assert waiting.from_host == 2
+        pages = one.cache.allocate(2)
+        assert pages is not None
+        one.fill(pages.tolist(), hashes)
+        one.cache.insert(computing, hashes, pages)
+        assert computing.device_indices.tolist() == waiting.device_indices.tolist()
+        for page, page_hash in zip(computing.device_indices.tolist(), hashes, strict=True):
+            assert one.holds(page, page_hash, "target")
+        one.cache.release(computing)
+        one.cache.release(waiting)
+        assert not one.cache._leasing._loads
+        one.close()
