@@ -193,13 +193,13 @@ def in_turns(ways: dict[str, Way], rounds: int, times: int = 1, warm: int = 0) -
     for name, counts in turns(ways, rounds):
         way = ways[name]
         way.before()
-        for verb, time_of_turn in itertools.product(VERBS, range(times)):
+        for verb, call in itertools.product(VERBS, range(times)):
             run = way.backup if verb == "backup" else way.load
             torch.cuda.synchronize()
             began = time.perf_counter()
             asked = run()
             took = time.perf_counter() - began
-            if not counts or time_of_turn < warm:
+            if not counts or call < warm:
                 continue
             found[name].whole[verb].append(took)
             if asked is not None:

@@ -23,8 +23,6 @@ from .strategy import Step, Strategy, Way, load_steps
 READING_PROGRAMS = 8
 """Multiprocessors of a kernel that reads from the host: 4 fill the link, but not beside a backup,
 when they take a third longer."""
-
-
 AHEAD_BYTES = 128 << 20
 """What is asked for at once, and then behind each layer that is waited for: 2.4 ms on the link, in
 which a caller comes to its first layer. It has a model's kernels to launch then, and 1 GiB of

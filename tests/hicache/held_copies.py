@@ -42,7 +42,7 @@ class Device:
         """Goes on until then."""
         with self._lock:
             while not done():
-                assert self.step(), "somebody waits for what never comes"
+                assert self.step() or done(), "somebody waits for what never comes"
 
     def step(self) -> bool:
         """Does one thing more; False if there is none."""
