@@ -17,12 +17,17 @@ from . import driver
 from .row_copies import RowCopies
 from .stretches import Copies
 
-_BATCH = 256
+BATCH = 256
 """Copies a call: with pieces of 128 KiB 54.0 GB/s on an H200, 53.5 with 64 a call, which takes the
 caller a tenth longer, and 45 with 8192."""
-_FIRST_BATCH = 16
+FIRST_BATCH = 12
 """Copies of the first call where the device has nothing else to do: it begins when a call has been
-asked for, which takes some microseconds a copy."""
+asked for, which takes it and each of its copies half a microsecond and more."""
+NEXT_BATCH = 64
+"""Copies of the first call where the device soon has nothing else to do."""
+_GROWTH = 3
+"""From call to call: what one brings takes the link four times as long as the caller takes to ask
+for it, and each call costs the link 3 us."""
 Words = npt.NDArray[Any]
 """Of 8 bytes each."""
 _SOURCE_IN_STREAM_ORDER = 1
@@ -58,7 +63,8 @@ class _Attributes(ctypes.Structure):
     )
 
 
-_IN_STREAM_ORDER, _FIRST = _Attributes(order=_SOURCE_IN_STREAM_ORDER), ctypes.c_size_t(0)
+_IN_STREAM_ORDER = ctypes.byref(_Attributes(order=_SOURCE_IN_STREAM_ORDER))
+_FIRST = ctypes.byref(ctypes.c_size_t(0))
 """The attributes of all copies of a batch, from its first on."""
 _WORD_BYTES = 8
 """Of an address, and of a size."""
@@ -98,16 +104,16 @@ def copy(copies: Sequence[RowCopies], stream: int, *, to_device: bool, batched: 
     single = [piece for piece in copies if piece.height == 1]
     if single:
         arrays = zip(*((each.source, each.target, _widths(each)) for each in single), strict=True)
-        _batches(np.array([np.concatenate(array) for array in arrays]), stream, _BATCH)
+        _batches(np.array([np.concatenate(array) for array in arrays]), stream, BATCH)
     rows = [piece for piece in copies if piece.height > 1]
     if rows:
         _batches_of_rows(rows, stream)
 
 
-def copy_stretches(copies: Copies, stream: int, *, batched: bool, idle: bool = False) -> None:
-    """The same, for copies of one row each. `idle`: the device waits for them."""
+def copy_stretches(copies: Copies, stream: int, *, batched: bool, batch: int = BATCH) -> None:
+    """The same, for copies of one row each, the first `batch` of them in the first call."""
     if batched and driver.has("cuMemcpyBatchAsync"):
-        _batches(copies, stream, _FIRST_BATCH if idle else _BATCH)
+        _batches(copies, stream, batch)
         return
     for source, target, size in copies.T.tolist():
         copy_one(source, target, size, stream)
@@ -115,44 +121,27 @@ def copy_stretches(copies: Copies, stream: int, *, batched: bool, idle: bool = F
 
 def copy_one(source: int, target: int, size: int, stream: int) -> None:
     """One copy of `size` bytes between two addresses."""
-    driver.call("cuMemcpyAsync")(
-        ctypes.c_uint64(target),
-        ctypes.c_uint64(source),
-        ctypes.c_size_t(size),
-        ctypes.c_void_p(stream),
-    )
+    driver.call("cuMemcpyAsync")(target, source, size, stream)
 
 
 def _batches(copies: Words, stream: int, batch: int) -> None:
-    """In calls of `batch` copies, then of twice as many, up to _BATCH. `copies` as of
+    """In calls of `batch` copies, then of three times as many, up to BATCH. `copies` as of
     `stretches.Copies`."""
-    count = copies.shape[1]
+    row = copies.shape[1] * _WORD_BYTES
     source = _address(copies)
-    target, size = source + count * _WORD_BYTES, source + 2 * count * _WORD_BYTES
-    attributes, first = ctypes.byref(_IN_STREAM_ORDER), ctypes.byref(_FIRST)
+    end = source + row
     call, failed = driver.versioned("cuMemcpyBatchAsync")
-    start = 0
-    while start < count:
-        begin = start * _WORD_BYTES
-        call(
-            ctypes.c_void_p(target + begin),
-            ctypes.c_void_p(source + begin),
-            ctypes.c_void_p(size + begin),
-            ctypes.c_size_t(min(batch, count - start)),
-            attributes,
-            first,
-            ctypes.c_size_t(1),
-            *failed,
-            ctypes.c_void_p(stream),
-        )
-        start += batch
-        batch = min(2 * batch, _BATCH)
+    while source < end:
+        some = min(batch, (end - source) // _WORD_BYTES)
+        sizes, target = source + 2 * row, source + row
+        call(target, source, sizes, some, _IN_STREAM_ORDER, _FIRST, 1, *failed, stream)
+        source += some * _WORD_BYTES
+        batch = min(_GROWTH * batch, BATCH)
 
 
 def _address(array: Words) -> int:
     # What `array.ctypes` says too, after more work.
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
 
 
 def _widths(piece: RowCopies) -> npt.NDArray[np.uint64]:
@@ -179,15 +168,9 @@ def _batches_of_rows(pieces: Sequence[RowCopies], stream: int) -> None:
     operations["height"], operations["depth"] = heights, 1
     operations["order"] = _SOURCE_IN_STREAM_ORDER
     call, failed = driver.versioned("cuMemcpy3DBatchAsync")
-    for start in range(0, len(operations), _BATCH):
-        batch = operations[start : start + _BATCH]
-        call(
-            ctypes.c_size_t(len(batch)),
-            ctypes.c_void_p(_address(batch)),
-            *failed,
-            ctypes.c_ulonglong(0),
-            ctypes.c_void_p(stream),
-        )
+    for start in range(0, len(operations), BATCH):
+        batch = operations[start : start + BATCH]
+        call(len(batch), _address(batch), *failed, 0, stream)
 
 
 def _one_by_one(piece: RowCopies, stream: int, to_device: bool) -> None:
@@ -196,7 +179,7 @@ def _one_by_one(piece: RowCopies, stream: int, to_device: bool) -> None:
         for source, target in pairs:
             copy_one(source, target, piece.width, stream)
         return
-    call, handle = driver.call("cuMemcpy2DAsync_v2"), ctypes.c_void_p(stream)
+    call = driver.call("cuMemcpy2DAsync_v2")
     ends = (_HOST, _DEVICE) if to_device else (_DEVICE, _HOST)
     shape = _Copy2D(
         source_type=ends[0],
@@ -211,4 +194,4 @@ def _one_by_one(piece: RowCopies, stream: int, to_device: bool) -> None:
             shape.source_host, shape.target_device = source, target
         else:
             shape.source_device, shape.target_host = source, target
-        call(ctypes.byref(shape), handle)
+        call(ctypes.byref(shape), stream)

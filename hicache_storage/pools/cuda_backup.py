@@ -52,9 +52,11 @@ def backup(
     idle = not by_way.keys() & {"staged", "rows"}
     for pair in by_way.get("direct", ()):
         direct = Direct(lane, pair, moves, to_device=False)
-        for layer in pair.host.layers:
-            direct.copy(layer, idle=idle)
+        if idle:
+            direct.begin(0)
             idle = False
+        for layer in pair.host.layers:
+            direct.copy(layer)
     if "kernel" in by_way:
         _backup_by_kernel(by_way["kernel"], moves, lane)
     return [lane.record(lane.link)]

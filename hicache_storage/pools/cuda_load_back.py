@@ -59,29 +59,30 @@ class Loading:
     ) -> None:
         lane.begin(after)
         self.lane = lane
-        self.layers = max(pair.geometry.layers for pair in pairs)
-        layer_bytes = len(host_slots) * sum(pair.geometry.page_bytes for pair in pairs)
-        layer_bytes = max(1, layer_bytes // self.layers)
-        self._ahead = -(-AHEAD_BYTES // layer_bytes)
-        """Layers."""
-        if self._ahead < self.layers:  # the caller may change its lists meanwhile
+        self.layers = max([pair.geometry.layers for pair in pairs])
+        if self.layers > 1:  # the caller may change its lists meanwhile
             device_slots, host_slots = device_slots.copy(), host_slots.copy()
         self._moves = Moves(device_slots, host_slots)
+        self._waited = False
+        self._directly: dict[Routes, Direct] = {}
+        # The draft first, so that a kernel then brings all layers of the target in one launch.
+        plans = [(pair, self._steps(pair, strategy)) for pair in reversed(pairs)]
+        self._begin(*plans[0])
+        layer_bytes = len(host_slots) * sum([pair.geometry.page_bytes for pair in pairs])
+        self._ahead = -(-AHEAD_BYTES // max(1, layer_bytes // self.layers))
+        """Layers."""
         self._on_link: Any = None
         self._signalled = False
         """Whether events were recorded on `side` that say when a kernel brought a layer."""
         self._on_side: Any = None
-        self._directly: dict[Routes, Direct] = {}
-        self._idle = True
-        self._waited = False
         self._arrived: dict[int, tuple[Any, ...]] = {}
         """Events by the first of the layers that have arrived then, with all before them."""
-        self._tasks = deque(self._plan(pairs, strategy))
+        self._tasks = deque(_tasks(plans, self.layers))
         self.asked = 0
         """Layers that have been asked for."""
         if not self._tasks:
             # Others may be on their way to pages that are on the device already.
-            lane.wait(lane.link, lane.scattered)
+            self._wait_for_scattered()
             self._arrived[0] = self._all_arrived()
         self.ask(-1)
         if self._tasks:
@@ -104,22 +105,6 @@ class Loading:
             layer -= 1
         return self._arrived[layer]
 
-    def _plan(self, pairs: Sequence[Routes], strategy: Strategy) -> list[_Task]:
-        # The draft first, so that a kernel then brings all layers of the target in one launch.
-        plans = [(pair, self._steps(pair, strategy)) for pair in reversed(pairs)]
-        due = [
-            (pair, plan[layer])
-            for layer in range(self.layers)
-            for pair, plan in plans
-            if layer in plan
-        ]
-        tasks = []
-        for (pair, how), taken in itertools.groupby(due, lambda each: (each[0], each[1].how)):
-            steps = [step.layers for _, step in taken]
-            together = [steps] if how == "kernel" else [[layers] for layers in steps]
-            tasks += [_Task(pair, how, some) for some in together]
-        return tasks
-
     def _steps(self, pair: Routes, strategy: Strategy) -> Mapping[int, Step]:
         if not len(self._moves):
             return {}
@@ -133,18 +118,31 @@ class Loading:
             dense=pair.stretches is not None,
         )
 
-    def _take(self, task: _Task) -> None:
-        if task.how != "staged" and not self._waited:
-            # An earlier call may still scatter into the same pages.
+    def _begin(self, pair: Routes, plan: Mapping[int, Step]) -> None:
+        """Has the link busy soon, if the first layer goes direct."""
+        if 0 in plan and plan[0].how == "direct":
+            self._wait_for_scattered()
+            self._direct(pair).begin(0)
+
+    def _wait_for_scattered(self) -> None:
+        # An earlier call may still scatter into the same pages.
+        if not self._waited:
             self.lane.wait(self.lane.link, self.lane.scattered)
             self._waited = True
+
+    def _take(self, task: _Task) -> None:
+        if task.how != "staged":
+            self._wait_for_scattered()
         if task.how == "kernel":
             self._by_kernel(task.pair, task.steps)
         else:
             for layers in task.steps:
-                (self._direct if task.how == "direct" else self._staged)(task.pair, layers)
+                if task.how == "direct":
+                    for layer in layers:
+                        self._direct(task.pair).copy(layer)
+                else:
+                    self._staged(task.pair, layers)
                 self._arrived[layers.start] = self._all_arrived()
-        self._idle = False
 
     def _all_arrived(self) -> tuple[Any, ...]:
         """The events behind all that has been taken so far."""
@@ -195,12 +193,10 @@ class Loading:
                 arrived=arrived,
             )
 
-    def _direct(self, pair: Routes, layers: range) -> None:
+    def _direct(self, pair: Routes) -> Direct:
         if pair not in self._directly:
             self._directly[pair] = Direct(self.lane, pair, self._moves, to_device=True)
-        for layer in layers:
-            self._directly[pair].copy(layer, idle=self._idle)
-            self._idle = False
+        return self._directly[pair]
 
     def _staged(self, pair: Routes, layers: range) -> None:
         lane = self.lane
@@ -231,3 +227,14 @@ class Loading:
                     programs=lane.processors,
                 )
             half.free = lane.scattered = lane.record(lane.side)
+
+
+def _tasks(plans: Sequence[tuple[Routes, Mapping[int, Step]]], layers: int) -> list[_Task]:
+    """In the order of layers, and for each in the order of `plans`."""
+    due = [(pair, plan[layer]) for layer in range(layers) for pair, plan in plans if layer in plan]
+    tasks = []
+    for (pair, how), taken in itertools.groupby(due, lambda each: (each[0], each[1].how)):
+        steps = [step.layers for _, step in taken]
+        together = [steps] if how == "kernel" else [[layers] for layers in steps]
+        tasks += [_Task(pair, how, some) for some in together]
+    return tasks

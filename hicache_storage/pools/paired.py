@@ -20,7 +20,7 @@ from .lanes import Lane
 from .layouts import Layout
 from .ranks import Ranks
 from .strategy import Strategy, check_strategy
-from .transfer import LayerEvents, Pair, Transfer, backup, load_back, prepare
+from .transfer import Ends, LayerEvents, Transfer, prepare
 
 _log = logging.getLogger(__name__)
 _SUPPORTED = "MHADevicePool, MLADevicePool and HybridDevicePool"
@@ -68,6 +68,7 @@ class PairedPools:
         self._out_lane = Lane(self.device.device) if cuda else None
         self._back_lane = Lane(self.device.device) if cuda else None
         self._backups, self._loads = InFlight(), InFlight()
+        self._ends = Ends(self.device, self.host)
         self._prepare(self.device, self.host)
 
     @property
@@ -106,21 +107,19 @@ class PairedPools:
         self._check_draft(pool)
         self.draft_host = HostPool(pool.geometry, self.host.num_pages, self.host.layout, self._pin)
         self.draft_device = pool
+        self._ends = Ends(self.device, self.host, (self.draft_device, self.draft_host))
         self._prepare(self.draft_device, self.draft_host)
         return True
 
     def backup(self, device_indices: Tensor, host_indices: Tensor) -> Transfer:
-        """Copies pages to host slots, all layers of target and draft; see `transfer.backup`.
+        """Copies pages to host slots, all layers of target and draft; see `Ends.backup`.
 
         The slots at both ends are in use until the Transfer is done.
         """
         after = self._loads.sharing(device_indices, host_indices)
-        moving = backup(
-            self.device,
-            self.host,
+        moving = self._ends.backup(
             device_indices,
             host_indices,
-            draft=self._draft,
             lane=self._out_lane,
             strategy=self.strategy,
             after=after,
@@ -130,14 +129,11 @@ class PairedPools:
 
     def load_back(self, host_indices: Tensor, device_indices: Tensor) -> LayerEvents:
         """Copies pages to device slots layer by layer, target and draft; see
-        `transfer.load_back`."""
+        `Ends.load_back`."""
         after = self._backups.sharing(device_indices, host_indices)
-        loading = load_back(
-            self.host,
-            self.device,
+        loading = self._ends.load_back(
             host_indices,
             device_indices,
-            draft=self._draft,
             lane=self._back_lane,
             strategy=self.strategy,
             after=after,
@@ -201,12 +197,6 @@ class PairedPools:
     def _prepare(self, device: DevicePool, host: HostPool) -> None:
         if self._out_lane is not None and self._back_lane is not None:
             prepare((device, host), self._out_lane, self._back_lane, self.strategy)
-
-    @property
-    def _draft(self) -> Pair | None:
-        if self.draft_device is None or self.draft_host is None:
-            return None
-        return self.draft_device, self.draft_host
 
     def _check_draft(self, pool: DevicePool) -> None:
         if self.draft_device is not None:

@@ -6,7 +6,6 @@ multiprocessors up again: then neither goes on beside the other.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 
@@ -47,12 +46,8 @@ class Signals:
 
     def hold(self, stream: int, layer: int) -> None:
         """Has the stream with this handle wait until all that is expected of a layer has come."""
-        driver.call(_WAIT)(
-            ctypes.c_void_p(stream),
-            ctypes.c_uint64(self.cells.data_ptr() + layer * _CELL_BYTES),
-            ctypes.c_uint32(self._expected[layer] & 0xFFFFFFFF),
-            ctypes.c_uint(_AT_LEAST),
-        )
+        cell = self.cells.data_ptr() + layer * _CELL_BYTES
+        driver.call(_WAIT)(stream, cell, self._expected[layer] & 0xFFFFFFFF, _AT_LEAST)
 
     def settle(self) -> None:
         """Expects what has come, after a call that failed. Nothing may be under way."""

@@ -8,8 +8,7 @@ before that.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from .device import DevicePool
 from .host import HostPool
 from .indices import Slots, page_list
 from .lanes import Lane, shared_lane
-from .routes import Routes, routes
+from .routes import routes
 from .strategy import Strategy, check_strategy
 
 Pair = tuple[DevicePool, HostPool]
@@ -88,7 +87,7 @@ class LayerEvents:
             return ()
         if loading.asked < self.layers:
             _refuse_capture()
-            with _in_charge(loading.lane):
+            with loading.lane:
                 loading.ask(layer)
         return loading.events(layer)
 
@@ -115,6 +114,104 @@ class LayerEvents:
             event.synchronize()
 
 
+class Ends:
+    """The pools at both ends of copies: a device pool and its host pool, and the draft's beside
+    them. Raises ConfigError if they don't belong together.
+
+    For copies that follow each other: a draft's takes 1.2 ms, and each microsecond until its first
+    byte counts."""
+
+    def __init__(
+        self, device_pool: DevicePool, host_pool: HostPool, draft: Pair | None = None
+    ) -> None:
+        self.pools = ((device_pool, host_pool), *([draft] if draft is not None else []))
+        for device, host in self.pools:
+            if device.geometry != host.geometry:
+                raise ConfigError(
+                    f"the host pool is for {host.geometry}, the device pool has {device.geometry}"
+                )
+            if device.device != device_pool.device:
+                raise ConfigError(f"draft on {device.device}, target on {device_pool.device}")
+        self.device = device_pool.device
+        self.layers = max(device.geometry.layers for device, _ in self.pools)
+        self.device_pages = min(device.num_pages for device, _ in self.pools)
+        self.host_pages = min(host.num_pages for _, host in self.pools)
+        self._cuda = self.device.type == "cuda"
+        self._routes = [routes(*pair) for pair in self.pools] if self._cuda else []
+
+    def backup(
+        self,
+        device_indices: Tensor,
+        host_indices: Tensor,
+        *,
+        lane: Lane | None = None,
+        strategy: Strategy = "auto",
+        after: Sequence[Any] = (),
+    ) -> Transfer:
+        """Copies pages from device slots to host slots, all layers; the draft's pages too.
+
+        Index i of one goes to index i of the other. On CUDA it starts behind what the current
+        stream has been given so far, and behind the events `after`. With a `lane` the current
+        stream goes on meanwhile; without one, it waits. `strategy` is for CUDA (see `strategy`).
+        Raises PageSizeMismatch or ConfigError for bad input before any byte moves. After another
+        error the pages that were to be written may hold anything, and no copy is under way.
+        """
+        check_strategy(strategy)
+        source, destination = self._slots(device_indices, host_indices, into="host")
+        if not self._cuda:
+            for device, host in self.pools:
+                _backup_cpu(device, host, source, destination)
+            return Transfer(self.pools)
+        _refuse_capture()
+        with lane or shared_lane(self.device, "out") as used:
+            events = cuda_backup.backup(self._routes, source, destination, used, strategy, after)
+        if lane is None:
+            _hold_current_stream(self.device, events)
+        return Transfer(self.pools, events)
+
+    def load_back(
+        self,
+        host_indices: Tensor,
+        device_indices: Tensor,
+        *,
+        lane: Lane | None = None,
+        strategy: Strategy = "auto",
+        after: Sequence[Any] = (),
+    ) -> LayerEvents:
+        """Copies pages from host slots to device slots, layer by layer; the draft's pages too.
+
+        Otherwise like `backup`.
+        """
+        check_strategy(strategy)
+        destination, source = self._slots(device_indices, host_indices, into="device")
+        if not self._cuda:
+            for device, host in self.pools:
+                _load_cpu(device, host, source, destination)
+            return LayerEvents(self.pools, self.layers)
+        _refuse_capture()
+        with lane or shared_lane(self.device, "back") as used:
+            asked = Loading(self._routes, source, destination, used, strategy, after)
+        loading = LayerEvents(self.pools, self.layers, asked)
+        if lane is None:
+            _hold_current_stream(self.device, loading.events)
+        return loading
+
+    def _slots(
+        self, device_indices: Tensor, host_indices: Tensor, *, into: str
+    ) -> tuple[Slots, Slots]:
+        """Both lists as host arrays; slots that are written to must be distinct."""
+        on_device = page_list(
+            "device_indices", device_indices, self.device_pages, distinct=into == "device"
+        )
+        in_host = page_list("host_indices", host_indices, self.host_pages, distinct=into == "host")
+        if len(on_device) != len(in_host):
+            raise PageSizeMismatch(
+                f"{len(on_device)} device pages but {len(in_host)} host pages (these are page "
+                "indices, not token indices)"
+            )
+        return on_device, in_host
+
+
 def backup(
     device_pool: DevicePool,
     host_pool: HostPool,
@@ -122,32 +219,10 @@ def backup(
     host_indices: Tensor,
     *,
     draft: Pair | None = None,
-    lane: Lane | None = None,
-    strategy: Strategy = "auto",
-    after: Sequence[Any] = (),
+    **options: Any,
 ) -> Transfer:
-    """Copies pages from device slots to host slots, all layers; the draft's pages too.
-
-    Index i of one goes to index i of the other. On CUDA it starts behind what the current stream
-    has been given so far, and behind the events `after`. With a `lane` the current stream goes on
-    meanwhile; without one, it waits. `strategy` is for CUDA (see `strategy`). Raises
-    PageSizeMismatch or ConfigError for bad input before any byte moves. After another error the
-    pages that were to be written may hold anything, and no copy is under way.
-    """
-    check_strategy(strategy)
-    pools = _pools(device_pool, host_pool, draft)
-    source, destination = _slots(pools, device_indices, host_indices, into="host")
-    if device_pool.device.type != "cuda":
-        for device, host in pools:
-            _backup_cpu(device, host, source, destination)
-        return Transfer(pools)
-    _refuse_capture()
-    used = lane or shared_lane(device_pool.device, "out")
-    with _in_charge(used):
-        events = cuda_backup.backup(_ways(pools), source, destination, used, strategy, after)
-    if lane is None:
-        _hold_current_stream(device_pool, events)
-    return Transfer(pools, events)
+    """`Ends.backup` between these pools; `draft` is (device pool, host pool)."""
+    return Ends(device_pool, host_pool, draft).backup(device_indices, host_indices, **options)
 
 
 def load_back(
@@ -157,30 +232,10 @@ def load_back(
     device_indices: Tensor,
     *,
     draft: Pair | None = None,
-    lane: Lane | None = None,
-    strategy: Strategy = "auto",
-    after: Sequence[Any] = (),
+    **options: Any,
 ) -> LayerEvents:
-    """Copies pages from host slots to device slots, layer by layer; the draft's pages too.
-
-    Otherwise like `backup`; `draft` is (device pool, host pool) here too.
-    """
-    check_strategy(strategy)
-    pools = _pools(device_pool, host_pool, draft)
-    destination, source = _slots(pools, device_indices, host_indices, into="device")
-    layers = max(device.geometry.layers for device, _ in pools)
-    if device_pool.device.type != "cuda":
-        for device, host in pools:
-            _load_cpu(device, host, source, destination)
-        return LayerEvents(pools, layers)
-    _refuse_capture()
-    used = lane or shared_lane(device_pool.device, "back")
-    with _in_charge(used):
-        asked = Loading(_ways(pools), source, destination, used, strategy, after)
-    loading = LayerEvents(pools, layers, asked)
-    if lane is None:
-        _hold_current_stream(device_pool, loading.events)
-    return loading
+    """`Ends.load_back` between these pools; `draft` is (device pool, host pool) here too."""
+    return Ends(device_pool, host_pool, draft).load_back(host_indices, device_indices, **options)
 
 
 def _refuse_capture() -> None:
@@ -193,25 +248,8 @@ def _refuse_capture() -> None:
         )
 
 
-@contextlib.contextmanager
-def _in_charge(lane: Lane) -> Iterator[None]:
-    """Alone on the lane, with its device as the current one. What fails leaves no copy under way:
-    nobody would know of it, and the slots would be used again."""
-    with lane.lock, torch.cuda.device(lane.device):
-        try:
-            yield
-        except BaseException:
-            if not torch.cuda.is_current_stream_capturing():  # then nothing was asked for
-                lane.settle()
-            raise
-
-
-def _ways(pools: Sequence[Pair]) -> list[Routes]:
-    return [routes(device, host) for device, host in pools]
-
-
-def _hold_current_stream(pool: DevicePool, events: Sequence[Any]) -> None:
-    stream = torch.cuda.current_stream(pool.device)
+def _hold_current_stream(device: torch.device, events: Sequence[Any]) -> None:
+    stream = torch.cuda.current_stream(device)
     for event in events:
         stream.wait_event(event)
 
@@ -229,38 +267,10 @@ def _load_cpu(device: DevicePool, host: HostPool, source: Slots, destination: Sl
             rows.numpy()[destination] = host.page_rows(part)[:, layer].numpy()[source]
 
 
-def _pools(device_pool: DevicePool, host_pool: HostPool, draft: Pair | None) -> list[Pair]:
-    pools = [(device_pool, host_pool), *([draft] if draft is not None else [])]
-    for device, host in pools:
-        if device.geometry is not host.geometry and device.geometry != host.geometry:
-            raise ConfigError(
-                f"the host pool is for {host.geometry}, the device pool has {device.geometry}"
-            )
-        if device is not device_pool and device.device != device_pool.device:
-            raise ConfigError(f"draft on {device.device}, target on {device_pool.device}")
-    return pools
-
-
-def _slots(
-    pools: Sequence[Pair], device_indices: Tensor, host_indices: Tensor, *, into: str
-) -> tuple[Slots, Slots]:
-    """Both lists as host arrays; slots that are written to must be distinct."""
-    device_pages = min(device.num_pages for device, _ in pools)
-    host_pages = min(host.num_pages for _, host in pools)
-    on_device = page_list("device_indices", device_indices, device_pages, distinct=into == "device")
-    in_host = page_list("host_indices", host_indices, host_pages, distinct=into == "host")
-    if len(on_device) != len(in_host):
-        raise PageSizeMismatch(
-            f"{len(on_device)} device pages but {len(in_host)} host pages (these are page "
-            "indices, not token indices)"
-        )
-    return on_device, in_host
-
-
 def prepare(pair: Pair, out: Lane, back: Lane, strategy: Strategy) -> None:
     """Does for copies between these pools what would make the first ones slower than others:
     kernels are compiled, staging memory is made."""
     for lane, to_pool in ((out, False), (back, True)):
-        with _in_charge(lane):
+        with lane:
             lane.ask_for_the_rest()
             cuda_prepare.prepare(routes(*pair), lane, to_pool=to_pool, strategy=strategy)

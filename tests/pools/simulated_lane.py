@@ -147,7 +147,7 @@ class SimulatedLane(Lane):
         copies = [piece._replace() for piece in copies]
         self.link.work.append(lambda: copy_rows(copies))
 
-    def copy_stretches(self, copies: Copies, *, pinned: bool, idle: bool) -> None:
+    def copy_stretches(self, copies: Copies, *, pinned: bool, batch: int) -> None:
         held = copies.copy()
         self.link.work.append(lambda: _copy_stretches(held))
 

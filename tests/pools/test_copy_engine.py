@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pools.typed_calls import TypedCall
 
 from hicache_storage.pools import copy_engine
 from hicache_storage.pools import driver as cuda_driver
@@ -36,24 +37,24 @@ class Driver:
     def _add(self, name: str, work: Any) -> None:
         def call(*arguments: Any) -> int:
             self.calls.append(name)
-            assert arguments[-1].value == STREAM
+            assert arguments[-1] == STREAM
             if self.status == 0:
                 work(*arguments[:-1])
             return self.status
 
-        setattr(self, name, call)
+        setattr(self, name, TypedCall(call))
 
     def cuGetErrorString(self, status: int, text: Any) -> None:  # noqa: N802
         text._obj.value = b"invalid argument"
 
     def _batch(self, targets: Any, sources: Any, sizes: Any, count: Any, *rest: Any) -> None:
-        self.counts.append(count.value)
+        self.counts.append(count)
         attributes, first, groups = rest[:3]
         assert len(rest) - 3 == (0 if self.calls[-1].endswith("_v2") else 1)
         assert attributes._obj.order == 1
-        assert (first._obj.value, groups.value) == (0, 1)
+        assert (first._obj.value, groups) == (0, 1)
         lists = [
-            np.ctypeslib.as_array((ctypes.c_uint64 * count.value).from_address(each.value))
+            np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(each))
             for each in (targets, sources, sizes)
         ]
         for target, source, size in zip(*lists, strict=True):
@@ -61,8 +62,8 @@ class Driver:
 
     def _batch_of_rows(self, count: Any, operations: Any, *rest: Any) -> None:
         assert len(rest) == (1 if self.calls[-1].endswith("_v2") else 2)
-        for i in range(count.value):
-            words = (ctypes.c_uint64 * 14).from_address(operations.value + 112 * i)
+        for i in range(count):
+            words = (ctypes.c_uint64 * 14).from_address(operations + 112 * i)
             kind, source, source_pitch, source_height, _ = words[:5]
             assert kind == 1
             kind, target, target_pitch, _, _ = words[5:10]
@@ -73,7 +74,7 @@ class Driver:
                 ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
 
     def _one(self, target: Any, source: Any, size: Any) -> None:
-        ctypes.memmove(target.value, source.value, size.value)
+        ctypes.memmove(target, source, size)
 
     def _one_of_rows(self, shape: Any) -> None:
         copy = shape._obj
@@ -135,24 +136,25 @@ def test_copies_of_several_shapes_are_asked_for_together(driver: Driver, batched
         assert len(driver.calls) == 2, "one of single rows, one of several"
 
 
-@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize("batch", [256, 64, 12])
 @pytest.mark.parametrize("batched", [False, True], ids=["pageable", "pinned"])
 @pytest.mark.parametrize("count", [1, 16, 700])
 def test_stretches_of_any_size_are_copied_the_first_few_at_once(
-    driver: Driver, count: int, batched: bool, idle: bool
+    driver: Driver, count: int, batched: bool, batch: int
 ) -> None:
     source = torch.randint(1, 256, (count, 7), dtype=torch.uint8)
     target = torch.zeros(count, 7, dtype=torch.uint8)
     sizes = np.arange(count) % 7 + 1
     ends = [end.data_ptr() + 7 * np.arange(count) for end in (source, target)]
     copies = np.array([*ends, sizes])
-    copy_engine.copy_stretches(copies, STREAM, batched=batched, idle=idle)
+    copy_engine.copy_stretches(copies, STREAM, batched=batched, batch=batch)
     for i, size in enumerate(sizes):
         assert torch.equal(target[i, :size], source[i, :size])
         assert not target[i, size:].any()
     if batched and len(driver.counts):
-        first = [16, 32, 64, 128, 256, 204] if idle else [256, 256, 188]
-        assert driver.counts == {1: [1], 16: [16], 700: first}[count]
+        few = [12, 4] if batch == 12 else [16]
+        many = {256: [256, 256, 188], 64: [64, 192, 256, 188], 12: [12, 36, 108, 256, 256, 32]}
+        assert driver.counts == {1: [1], 16: few, 700: many[batch]}[count]
 
 
 def test_a_refused_copy_is_an_error_that_says_which(driver: Driver) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pools.simulated_lane import SimulatedLane
 
 from hicache_storage.pools import copy_engine, lanes
 from hicache_storage.pools.lanes import Lane
@@ -32,6 +35,64 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(lanes, "_Pinned", make)
     return found
+
+
+class Current:
+    """The device that is the current one, as `torch.cuda.device` has it."""
+
+    def __init__(self) -> None:
+        self.entered: list[int | None] = []
+        self.fails = False
+
+    @contextlib.contextmanager
+    def __call__(self, index: int | None) -> Iterator[None]:
+        if self.fails:
+            raise RuntimeError("no device")
+        self.entered.append(index)
+        yield
+        assert self.entered.pop() == index
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> Current:
+    found = Current()
+    monkeypatch.setattr(torch.cuda, "device", found)
+    return found
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_what_fails_midway_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, current: Current, capturing: bool
+) -> None:
+    """But not while the stream is captured: then nothing was asked for, and a wait would end it."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    lane = SimulatedLane(1, kernels=True, seed=1)
+    lane.device = torch.device("cuda", 3)
+    settled: list[Any] = []
+    monkeypatch.setattr(
+        lane, "settle", lambda: settled.append((lane.lock.locked(), *current.entered))
+    )
+    with pytest.raises(MemoryError), lane:
+        raise MemoryError
+    assert settled == ([] if capturing else [(True, 3)]), "before others may use the lane"
+    for _ in range(2):
+        assert not lane.lock.locked()
+        assert not current.entered
+        with lane as entered:
+            assert entered is lane
+            assert lane.lock.locked()
+            assert current.entered == [3]
+    assert len(settled) <= 1
+
+
+def test_a_lane_whose_device_cannot_be_made_the_current_one_is_free_again(
+    current: Current,
+) -> None:
+    lane = SimulatedLane(1, kernels=True, seed=1)
+    current.fails = True
+    with pytest.raises(RuntimeError, match="no device"), lane:
+        pass
+    assert not lane.lock.locked()
 
 
 def test_what_has_come_is_counted_again_once_nothing_is_under_way() -> None:
@@ -159,16 +220,19 @@ def test_a_stream_keeps_its_list_until_its_own_next_upload(lane: Lane) -> None:
 
 
 def test_a_call_begins_behind_the_current_stream_its_events_and_what_was_left_to_be_asked_for(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    lane: Lane,
 ) -> None:
     happened: list[Any] = []
-    current = object()
-    given = SimpleNamespace(record=lambda stream: happened.append(("record", stream)))
+
+    class Given:
+        def record(self, stream: Any = "the current one") -> None:
+            happened.append(("record", stream))
+
+        def wait(self, stream: Any) -> None:
+            happened.append((stream, self))
+
+    given, event = Given(), Given()
     lane._given = given  # type: ignore[assignment]
-    for name in ("link", "side"):
-        stream = getattr(lane, name)
-        stream.wait_event = lambda event, name=name: happened.append((name, event))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
 
     class Left:
         def ask(self, layer: int) -> None:
@@ -176,13 +240,12 @@ def test_a_call_begins_behind_the_current_stream_its_events_and_what_was_left_to
 
     left = Left()
     lane.later = weakref.ref(left)
-    lane.begin(["event"])
-    assert happened[:2] == [True, ("record", current)]
-    waits = [(stream, event) for event in (given, "event") for stream in ("link", "side")]
-    assert happened[2:] == waits
+    lane.begin([event])
+    assert happened[:2] == [True, ("record", "the current one")]
+    assert happened[2:] == [(stream, each) for each in (given, event) for stream in lane.streams]
     happened.clear()
     lane.begin()
-    assert happened[0] == ("record", current), "it is asked for once"
+    assert happened[0] == ("record", "the current one"), "it is asked for once"
     lane.later = weakref.ref(left)
     del left
     lane.ask_for_the_rest()

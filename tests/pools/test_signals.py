@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pools.typed_calls import TypedCall
 
 from hicache_storage.pools import driver
 from hicache_storage.pools import signals as signals_module
@@ -28,12 +29,11 @@ class Driver:
     def __init__(self) -> None:
         self.waits: list[tuple[int, int, int]] = []
         """Stream, address and value."""
+        self.cuStreamWaitValue32_v2 = TypedCall(self._wait)
 
-    def cuStreamWaitValue32_v2(  # noqa: N802
-        self, stream: Any, address: Any, value: Any, flags: Any
-    ) -> int:
-        assert flags.value == 0, "a counter may have gone on"
-        self.waits.append((stream.value, address.value, value.value))
+    def _wait(self, stream: int, address: int, value: int, flags: int) -> int:
+        assert flags == 0, "a counter may have gone on"
+        self.waits.append((stream, address, value))
         return 0
 
 

@@ -16,6 +16,7 @@ from hicache_storage.pools.host import HostPool
 from hicache_storage.pools.layouts import LAYOUTS, Layout
 from hicache_storage.pools.routes import Routes
 from hicache_storage.pools.row_copies import runs, view_copies
+from hicache_storage.pools.stretches import Copies
 
 PAGES = 6
 
@@ -40,6 +41,8 @@ def test_they_copy_what_copies_of_rows_do(
     found = runs(in_host, on_device)
     pages = route.stretches.of(on_device, in_host, found, to_device=to_device)
     for layer in route.host.layers:
+        one_by_one = route.stretches.one_by_one(layer, on_device, in_host, to_device=to_device)
+        assert _bytes(one_by_one) == _bytes(pages.of(layer))
         expected: dict[int, tuple[int, int]] = {}
         for rows, other in route.host.ends(layer):
             ends = (other, rows) if to_device else (rows, other)
@@ -53,6 +56,13 @@ def test_they_copy_what_copies_of_rows_do(
                         expected[start] = (target + row * piece.target_pitch, piece.width)
         copies = pages.of(layer).T.tolist()
         assert {source: (target, size) for source, target, size in copies} == expected
+
+
+def _bytes(copies: Copies) -> dict[int, int]:
+    """Where each byte goes, by where it is from."""
+    return {
+        source + i: target + i for source, target, size in copies.T.tolist() for i in range(size)
+    }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +27,6 @@ from pools.pool_cases import (
 )
 
 from hicache_storage import ConfigError, PageSizeMismatch
-from hicache_storage.pools import transfer
 from hicache_storage.pools.device import DevicePool
 from hicache_storage.pools.geometry import PageGeometry
 from hicache_storage.pools.host import HostPool
@@ -227,22 +223,3 @@ def test_indices_may_be_changed_once_the_call_has_returned() -> None:
     middle.fill_(0)
     moved.wait()
     assert host_page(host, 2) == page_bytes(device, 1, host.order)
-
-
-@pytest.mark.parametrize("capturing", [False, True])
-def test_what_fails_midway_on_a_lane_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, capturing: bool
-) -> None:
-    """But not while the stream is captured: then nothing was asked for, and a wait would end it."""
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    settled: list[bool] = []
-    lane: Any = SimpleNamespace(lock=threading.Lock(), device=torch.device("cpu"))
-    lane.settle = lambda: settled.append(lane.lock.locked())
-    with pytest.raises(MemoryError), transfer._in_charge(lane):
-        raise MemoryError
-    assert settled == ([] if capturing else [True]), "before others may use the lane"
-    assert not lane.lock.locked()
-    with transfer._in_charge(lane):
-        pass
-    assert len(settled) <= 1
