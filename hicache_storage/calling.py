@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, MethodType
 from typing import Any, get_args
 
 import pluggy
@@ -13,6 +14,18 @@ from .errors import BackendError, ContractViolation, HiCacheStorageError
 from .hookspecs import OPTIONAL_HOOKS, PROJECT, REQUIRED_HOOKS, Scope, StoredPage, Usage
 from .page import PageSpans
 from .parts import Parts
+
+_METHODS = FunctionType, MethodType, classmethod, staticmethod
+
+
+class _Plugins(pluggy.PluginManager):
+    """Looks for hookimpls among methods alone. pluggy 1.6 reads every attribute of a plugin, and a
+    property may connect, or say that the backend isn't open."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        if not isinstance(inspect.getattr_static(plugin, name, None), _METHODS):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
 
 
 class Caller:
@@ -27,7 +40,7 @@ class Caller:
         self.name = name
         self.backend = backend
         self.scope: Scope = _scope(backend, name)
-        self._plugins = pluggy.PluginManager(PROJECT)
+        self._plugins = _Plugins(PROJECT)
         self._plugins.add_hookspecs(hookspecs)
         _check_shape(backend, name)
         _check_spread(backend, name)
@@ -189,6 +202,7 @@ def _check_shape(backend: object, name: str) -> None:
         )
     for hook in REQUIRED_HOOKS + OPTIONAL_HOOKS:
         method = inspect.getattr_static(type(backend), hook, None)
+        method = getattr(method, "__func__", method)  # of a static or a class method
         if callable(method) and not hasattr(method, f"{PROJECT}_impl"):
             raise ContractViolation(
                 f"backend {name!r}: {type(backend).__name__}.{hook} lacks @hookimpl; pluggy "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import pluggy
 import pytest
 
 from hicache_storage import BackendError, BackendTimeout, ContractViolation, hookimpl
@@ -49,6 +51,26 @@ class Defaulted(Right):
         return 0
 
 
+class WithProperties(Right):
+    @property
+    def connection(self) -> Any:
+        raise BackendError("the store is not open", backend="mine", operation="use")
+
+    @functools.cached_property
+    def table(self) -> Any:
+        raise AssertionError("it was read")
+
+    @staticmethod
+    @hookimpl
+    def exists() -> int:
+        return 0
+
+    @classmethod
+    @hookimpl
+    def batch_set(cls, keys: list[str]) -> list[bool]:
+        return [False] * len(keys)
+
+
 class Incomplete:
     @hookimpl
     def exists(self, keys: list[str]) -> int:
@@ -60,6 +82,27 @@ def test_arguments_that_a_backend_leaves_out_are_not_passed() -> None:
     assert caller.batch_set(["k"], [()], None) == [False]
     assert caller.exists(["k"], ["p"]) == 0
     assert caller.capabilities == frozenset()
+
+
+def _of_pluggy_1_6(manager: Any, plugin: object, name: str) -> Any:
+    """Reads every attribute; pluggy 1.7 looks at methods alone."""
+    method = getattr(plugin, name)
+    return getattr(method, manager.project_name + "_impl", None)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_properties_are_not_read_at_registration(
+    monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
+    """One may say that the backend isn't open yet, or connect."""
+    if old:
+        monkeypatch.setattr(pluggy.PluginManager, "parse_hookimpl_opts", _of_pluggy_1_6)
+        with pytest.raises(BackendError, match="not open"):
+            pluggy.PluginManager("hicache_storage").register(WithProperties())
+    caller = Caller(WithProperties(), name="mine")
+    assert caller.batch_set(["k"], [()], None) == [False]
+    assert caller.batch_get(["k"], [()], None) == [False]
+    assert caller.exists(["k"], None) == 0
 
 
 @pytest.mark.parametrize(

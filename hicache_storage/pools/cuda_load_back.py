@@ -18,7 +18,7 @@ from .moves import Moves
 from .routes import Routes
 from .signals import Signals
 from .staging import Few, pages_at_a_time, part_copies, pieces_of
-from .strategy import Step, Strategy, Way, load_steps
+from .strategy import Step, Strategy, Way, load_steps, loads_directly
 
 READING_PROGRAMS = 8
 """Multiprocessors of a kernel that reads from the host: 4 fill the link, but not beside a backup,
@@ -66,8 +66,11 @@ class Loading:
         self._waited = False
         self._directly: dict[Routes, Direct] = {}
         # The draft first, so that a kernel then brings all layers of the target in one launch.
-        plans = [(pair, self._steps(pair, strategy)) for pair in reversed(pairs)]
-        self._begin(*plans[0])
+        pairs = pairs[::-1]
+        direct = [self._goes_direct(pair, strategy) for pair in pairs]
+        if direct[0]:  # the link has nothing to do
+            self._wait_for_scattered()
+            self._direct(pairs[0]).begin(0)
         layer_bytes = len(host_slots) * sum([pair.geometry.page_bytes for pair in pairs])
         self._ahead = -(-AHEAD_BYTES // max(1, layer_bytes // self.layers))
         """Layers."""
@@ -77,7 +80,8 @@ class Loading:
         self._on_side: Any = None
         self._arrived: dict[int, tuple[Any, ...]] = {}
         """Events by the first of the layers that have arrived then, with all before them."""
-        self._tasks = deque(_tasks(plans, self.layers))
+        plans = [self._plan(pair, strategy, how) for pair, how in zip(pairs, direct, strict=True)]
+        self._tasks = deque(_tasks(pairs, plans, self.layers))
         self.asked = 0
         """Layers that have been asked for."""
         if not self._tasks:
@@ -105,10 +109,8 @@ class Loading:
             layer -= 1
         return self._arrived[layer]
 
-    def _steps(self, pair: Routes, strategy: Strategy) -> Mapping[int, Step]:
-        if not len(self._moves):
-            return {}
-        return load_steps(
+    def _goes_direct(self, pair: Routes, strategy: Strategy) -> bool:
+        return loads_directly(
             pair.geometry,
             pair.layout,
             len(self._moves),
@@ -118,11 +120,14 @@ class Loading:
             dense=pair.stretches is not None,
         )
 
-    def _begin(self, pair: Routes, plan: Mapping[int, Step]) -> None:
-        """Has the link busy soon, if the first layer goes direct."""
-        if 0 in plan and plan[0].how == "direct":
-            self._wait_for_scattered()
-            self._direct(pair).begin(0)
+    def _plan(self, pair: Routes, strategy: Strategy, direct: bool) -> Mapping[int, Step]:
+        pages = len(self._moves)
+        if pages == 0:
+            return {}
+        kernels = self.lane.reaches(pair)
+        return load_steps(
+            pair.geometry, pair.layout, pages, strategy, kernels=kernels, direct=direct
+        )
 
     def _wait_for_scattered(self) -> None:
         # An earlier call may still scatter into the same pages.
@@ -229,9 +234,16 @@ class Loading:
             half.free = lane.scattered = lane.record(lane.side)
 
 
-def _tasks(plans: Sequence[tuple[Routes, Mapping[int, Step]]], layers: int) -> list[_Task]:
-    """In the order of layers, and for each in the order of `plans`."""
-    due = [(pair, plan[layer]) for layer in range(layers) for pair, plan in plans if layer in plan]
+def _tasks(
+    pairs: Sequence[Routes], plans: Sequence[Mapping[int, Step]], layers: int
+) -> list[_Task]:
+    """In the order of layers, and for each in the order of `pairs`, of which each has a plan."""
+    due = [
+        (pair, plan[layer])
+        for layer in range(layers)
+        for pair, plan in zip(pairs, plans, strict=True)
+        if layer in plan
+    ]
     tasks = []
     for (pair, how), taken in itertools.groupby(due, lambda each: (each[0], each[1].how)):
         steps = [step.layers for _, step in taken]

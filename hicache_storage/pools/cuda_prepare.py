@@ -9,7 +9,7 @@ from .lanes import Lane
 from .movers import KernelMover
 from .routes import Routes
 from .staging import pages_at_a_time
-from .strategy import Strategy, load_steps
+from .strategy import Strategy, load_steps, loads_directly
 
 
 def prepare(pair: Routes, lane: Lane, *, to_pool: bool, strategy: Strategy) -> None:
@@ -17,18 +17,12 @@ def prepare(pair: Routes, lane: Lane, *, to_pool: bool, strategy: Strategy) -> N
     make its memory: so that the first copy holds up the caller no longer than others."""
     layers = pair.host.layers
     kernels = lane.reaches(pair)
-    plans = [
-        load_steps(
-            pair.geometry,
-            pair.layout,
-            pages,
-            lambda: 1.0,
-            strategy,
-            kernels=kernels,
-            dense=pair.stretches is not None,
-        )
-        for pages in (1, 1 << 20)
-    ]
+    plans = []
+    for pages in (1, 1 << 20):
+        dense = pair.stretches is not None
+        about = pair.geometry, pair.layout, pages
+        direct = loads_directly(*about, lambda: 1.0, strategy, kernels=kernels, dense=dense)
+        plans.append(load_steps(*about, strategy, kernels=kernels, direct=direct))
     groups = {step.layers for plan in plans for step in plan.values() if step.how == "staged"}
     if not to_pool:
         found = {way_of(lane, pair, run, strategy) for run in (lambda: 1.0, lambda: 1e6)}

@@ -101,7 +101,7 @@ def pages_first(count: int) -> int:
     return -(-count // _FIRST_SHARE)
 
 
-def load_steps(
+def loads_directly(
     geometry: PageGeometry,
     layout: Layout,
     pages: int,
@@ -110,21 +110,34 @@ def load_steps(
     *,
     kernels: bool,
     dense: bool,
-) -> Mapping[int, Step]:
-    """The steps of a load-back in the order of layers, each by its first layer.
+) -> bool:
+    """Whether a load-back goes direct, all of it.
 
     `run_pages` says how many pages follow each other at both ends on average, as they are given, of
     account with `layer_first` alone; `kernels` whether a kernel can read the host pool; `dense`
     whether a page of one layer is one stretch at both ends.
     """
-    layer_bytes = max(1, pages) * geometry.page_bytes // geometry.layers
-    few = -(-_STEP_BYTES // layer_bytes)
+    if not dense or pages == 0 or (strategy == "kernel" and kernels):
+        return False
     stretch = min(geometry.part_bytes) // geometry.layers
-    direct = dense and not (strategy == "kernel" and kernels)
-    if direct and layout == "layer_first" and stretch < DIRECT_STRETCH <= stretch * pages:
+    if layout == "layer_first" and stretch < DIRECT_STRETCH <= stretch * pages:
         stretch = int(stretch * run_pages())
-    direct = direct and stretch >= DIRECT_STRETCH
-    return _load_steps(geometry, layout, few, strategy, kernels, direct)
+    return stretch >= DIRECT_STRETCH
+
+
+def load_steps(
+    geometry: PageGeometry,
+    layout: Layout,
+    pages: int,
+    strategy: Strategy,
+    *,
+    kernels: bool,
+    direct: bool,
+) -> Mapping[int, Step]:
+    """The steps of a load-back in the order of layers, each by its first layer; `direct` as
+    `loads_directly` says."""
+    layer_bytes = max(1, pages) * geometry.page_bytes // geometry.layers
+    return _load_steps(geometry, layout, -(-_STEP_BYTES // layer_bytes), strategy, kernels, direct)
 
 
 @functools.lru_cache(maxsize=1024)

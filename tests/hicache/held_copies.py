@@ -15,7 +15,7 @@ import pytest
 import torch
 from pools.simulated_lane import Event, SimulatedLane
 
-from hicache_storage.pools import cuda_load_back, paired, strategy
+from hicache_storage.pools import cuda_load_back, direct, paired, strategy
 from hicache_storage.pools.device import MHADevicePool
 from hicache_storage.pools.routes import Routes
 
@@ -74,6 +74,7 @@ def held_copies(seed: int, *, kernels: bool) -> Iterator[Device]:
         for name in ("_STEP_BYTES", "DIRECT_STRETCH", "LOAD_ROW", "LOAD_STRETCH"):
             patch.setattr(strategy, name, 1)
         patch.setattr(cuda_load_back, "AHEAD_BYTES", 1)
+        patch.setattr(direct, "_FIRST_COPIES", 2)
         patch.setattr(paired, "Lane", device.lane)
         patch.setattr(
             MHADevicePool, "device", property(lambda pool: CUDA, lambda *given: None), raising=False

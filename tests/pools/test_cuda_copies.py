@@ -32,7 +32,7 @@ from pools.pool_cases import (
 )
 from pools.simulated_lane import SimulatedLane, as_slots
 
-from hicache_storage.pools import cuda_load_back, strategy
+from hicache_storage.pools import cuda_load_back, direct, strategy
 from hicache_storage.pools.cuda_backup import backup
 from hicache_storage.pools.cuda_load_back import Loading
 from hicache_storage.pools.host import HostPool
@@ -42,14 +42,14 @@ from hicache_storage.pools.routes import routes
 from hicache_storage.pools.staging import Few, pieces_of
 from hicache_storage.pools.strategy import STRATEGIES, Strategy
 
-LIMITS = (
-    "DIRECT_STRETCH",
-    "STAGED_STRETCH",
-    "LOAD_ROW",
-    "LOAD_STRETCH",
-    "_STEP_BYTES",
-    "AHEAD_BYTES",
-)
+LIMITS = {
+    "DIRECT_STRETCH": strategy,
+    "STAGED_STRETCH": strategy,
+    "LOAD_ROW": strategy,
+    "LOAD_STRETCH": strategy,
+    "_STEP_BYTES": strategy,
+    "AHEAD_BYTES": cuda_load_back,
+}
 
 
 def make_halves(case: Case) -> Halves:
@@ -68,8 +68,9 @@ def make_halves(case: Case) -> Halves:
 def limited(limits: list[int]) -> Iterator[None]:
     """With these LIMITS instead of an H200's."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in zip(LIMITS, limits, strict=True):
-            patch.setattr(cuda_load_back if name == "AHEAD_BYTES" else strategy, name, value)
+        for (name, module), value in zip(LIMITS.items(), limits, strict=True):
+            patch.setattr(module, name, value)
+        patch.setattr(direct, "_FIRST_COPIES", 2 + sum(limits) % 8)  # pages are few here
         strategy._load_steps.cache_clear()
         yield
     strategy._load_steps.cache_clear()

@@ -16,7 +16,7 @@ from pools.pool_cases import MLA, POISON, device_pool, fill, fill_random, host_p
 from pools.simulated_lane import SimulatedLane, as_slots
 
 from hicache_storage import ConfigError
-from hicache_storage.pools import cuda_load_back, cuda_prepare, strategy, transfer
+from hicache_storage.pools import cuda_load_back, cuda_prepare, direct, strategy, transfer
 from hicache_storage.pools.cuda_backup import backup
 from hicache_storage.pools.cuda_load_back import Loading
 from hicache_storage.pools.host import HostPool
@@ -36,6 +36,7 @@ def layers_apart(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(strategy, name, value)
     strategy._load_steps.cache_clear()
     monkeypatch.setattr(cuda_load_back, "AHEAD_BYTES", 2 * 2 * LAYER_BYTES)
+    monkeypatch.setattr(direct, "_FIRST_COPIES", 1)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     yield

@@ -14,7 +14,13 @@ from pools.pool_cases import geometries
 from hicache_storage import ConfigError
 from hicache_storage.pools.geometry import PageGeometry
 from hicache_storage.pools.layouts import LAYOUTS
-from hicache_storage.pools.strategy import STRATEGIES, backup_way, check_strategy, load_steps
+from hicache_storage.pools.strategy import (
+    STRATEGIES,
+    backup_way,
+    check_strategy,
+    load_steps,
+    loads_directly,
+)
 
 MHA = PageGeometry("mha", 32, 8, 128, 128, 64, torch.bfloat16)
 MLA = PageGeometry("mla", 61, 1, 576, 0, 64, torch.bfloat16)
@@ -30,7 +36,14 @@ def way(geometry: PageGeometry, layout: Any, *, run: float = 1, **given: Any) ->
 def steps(geometry: PageGeometry, layout: Any, pages: int = 256, run: float = 1, **given: Any):
     given = {"strategy": "auto", "kernels": True, **given}
     given.setdefault("dense", layout != "page_first" or geometry.layers == 1)
-    return list(load_steps(geometry, layout, pages, lambda: run, **given).values())
+    return list(plan(geometry, layout, pages, lambda: run, **given).values())
+
+
+def plan(
+    geometry: PageGeometry, layout: Any, pages: int, run_pages: Any, strategy: Any, **given: bool
+) -> Any:
+    direct = loads_directly(geometry, layout, pages, run_pages, strategy, **given)
+    return load_steps(geometry, layout, pages, strategy, kernels=given["kernels"], direct=direct)
 
 
 @given(
@@ -51,7 +64,7 @@ def test_a_load_back_takes_every_layer_once_and_in_order(
     kernels: bool,
     dense: bool,
 ) -> None:
-    given = load_steps(geometry, layout, pages, lambda: run, strategy, kernels=kernels, dense=dense)
+    given = plan(geometry, layout, pages, lambda: run, strategy, kernels=kernels, dense=dense)
     found = list(given.values())
     assert list(given) == [step.layers.start for step in found]
     assert [layer for step in found for layer in step.layers] == list(range(geometry.layers))
@@ -133,7 +146,7 @@ def test_nobody_looks_for_runs_that_would_make_no_difference() -> None:
         (small, "layer_first", 16384, "kernel"),
     ):
         given: Any = {"kernels": True, "dense": True}
-        load_steps(geometry, layout, pages, run_pages, strategy, **given)
+        plan(geometry, layout, pages, run_pages, strategy, **given)
 
 
 @pytest.mark.parametrize("geometry", [MHA, MLA], ids=["mha", "mla"])
