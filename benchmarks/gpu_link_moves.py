@@ -223,12 +223,12 @@ def _parts(copies: Sequence[RowCopies], a_call: int) -> Iterator[RowCopies]:
 @contextmanager
 def _calls_of(count: int) -> Iterator[None]:
     """Has the package ask for so many copies a call."""
-    usual = copy_engine._BATCH
-    copy_engine._BATCH = count
+    usual = copy_engine.BATCH
+    copy_engine.BATCH = count
     try:
         yield
     finally:
-        copy_engine._BATCH = usual
+        copy_engine.BATCH = usual
 
 
 class Compiled:

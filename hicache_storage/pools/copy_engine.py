@@ -23,7 +23,7 @@ caller a tenth longer, and 45 with 8192."""
 FIRST_BATCH = 12
 """Copies of the first call where the device has nothing else to do: it begins when a call has been
 asked for, which takes it and each of its copies half a microsecond and more."""
-NEXT_BATCH = 64
+NEXT_BATCH = 100
 """Copies of the first call where the device soon has nothing else to do."""
 _GROWTH = 3
 """From call to call: what one brings takes the link four times as long as the caller takes to ask
@@ -128,6 +128,8 @@ def _batches(copies: Words, stream: int, batch: int) -> None:
     """In calls of `batch` copies, then of three times as many, up to BATCH. `copies` as of
     `stretches.Copies`."""
     row = copies.shape[1] * _WORD_BYTES
+    if row == 0:
+        return
     source = _address(copies)
     end = source + row
     call, failed = driver.versioned("cuMemcpyBatchAsync")
@@ -140,7 +142,7 @@ def _batches(copies: Words, stream: int, batch: int) -> None:
 
 
 def _address(array: Words) -> int:
-    # What `array.ctypes` says too, after more work.
+    """Of an array that isn't empty; what `array.ctypes` says too, after more work."""
     return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
 
 

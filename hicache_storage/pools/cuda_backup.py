@@ -53,7 +53,7 @@ def backup(
     for pair in by_way.get("direct", ()):
         direct = Direct(lane, pair, moves, to_device=False)
         if idle:
-            direct.begin(0)
+            direct.begin()
             idle = False
         for layer in pair.host.layers:
             direct.copy(layer)

@@ -70,7 +70,7 @@ class Loading:
         direct = [self._goes_direct(pair, strategy) for pair in pairs]
         if direct[0]:  # the link has nothing to do
             self._wait_for_scattered()
-            self._direct(pairs[0]).begin(0)
+            self._direct(pairs[0]).begin()
         layer_bytes = len(host_slots) * sum([pair.geometry.page_bytes for pair in pairs])
         self._ahead = -(-AHEAD_BYTES // max(1, layer_bytes // self.layers))
         """Layers."""

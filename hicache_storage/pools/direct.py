@@ -27,23 +27,23 @@ class Direct:
         self._to_device = to_device
         self._first = _FIRST_COPIES // len(pair.host.parts)
         """How many pages go first, if `begin` is called."""
-        self._begun: int | None = None
-        """The layer whose first pages have been asked for."""
+        self._begun = False
 
-    def begin(self, layer: int) -> None:
-        """Asks for some pages of a layer, as they were given, since the link has nothing to do."""
+    def begin(self) -> None:
+        """Asks for the first pages of layer 0, as they were given, since the link has nothing to
+        do."""
         copies = self._pair.needed_stretches().one_by_one(
-            layer,
+            0,
             self._moves.device[: self._first],
             self._moves.host[: self._first],
             to_device=self._to_device,
         )
         self._ask(copies, copy_engine.FIRST_BATCH)
-        self._begun = layer
+        self._begun = True
 
     def copy(self, layer: int) -> None:
         """Asks for a layer, or what is left of it."""
-        if layer != self._begun:
+        if layer > 0 or not self._begun:
             self._ask(self._pages.of(layer), copy_engine.BATCH)
             return
         _, rest = self._moves.split(self._first)

@@ -68,6 +68,11 @@ class PageGeometry:
         return tuple(rows * dim for dim in self.row_dims)
 
     @functools.cached_property
+    def layer_stretch(self) -> int:
+        """Bytes of the smallest part of a layer in one page."""
+        return min(self.part_bytes) // self.layers
+
+    @functools.cached_property
     def page_bytes(self) -> int:
         """Payload bytes of a page."""
         return sum(self.part_bytes)

@@ -82,9 +82,8 @@ class Lane:
 
     Both streams go before others on the device, so that their few programs aren't left waiting
     behind the model's. A second stream for the link adds nothing. Copies may come from any thread:
-    ask for them in a `with` block of it, alone on the lane and with its device as the current one.
-    What fails there leaves no copy under way: nobody would know of it, and the slots would be used
-    again.
+    ask for them in `with lane.lock, lane.on_device(), lane:`. What fails there leaves no copy under
+    way: nobody would know of it, and the slots would be used again.
     """
 
     staged_bytes = STAGED_BYTES
@@ -114,31 +113,24 @@ class Lane:
     def _start(self) -> None:
         self.link = torch.cuda.Stream(self.device, priority=-1)
         self.side = torch.cuda.Stream(self.device, priority=-1)
-        self._given = torch.Event(self.device)
+        self._given = torch.Event(self.device, enable_timing=False)
         self.mover = cuda_mover()
         self.signals = signals(self.link, self.side)
         self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._lists = deque(_Pinned(_LIST) for _ in range(_LISTS))
         weakref.finalize(self, _wait_until_read, self._lists).atexit = False
 
-    def __enter__(self) -> Lane:
-        self.lock.acquire()
-        try:
-            self._as_current = torch.cuda.device(self.device.index)
-            self._as_current.__enter__()
-        except BaseException:
-            self.lock.release()
-            raise
-        return self
+    def on_device(self) -> AbstractContextManager[None]:
+        """Makes the lane's device the current one."""
+        return torch.cuda.device(self.device.index)
+
+    def __enter__(self) -> None:
+        pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            # While the stream is captured, nothing was asked for, and a wait would end that.
-            if error is not None and not torch.cuda.is_current_stream_capturing():
-                self.settle()
-        finally:
-            self._as_current.__exit__(None, None, None)
-            self.lock.release()
+        # While the stream is captured, nothing was asked for, and a wait would end that.
+        if error is not None and not torch.cuda.is_current_stream_capturing():
+            self.settle()
 
     @property
     def streams(self) -> tuple[Any, ...]:
@@ -152,12 +144,13 @@ class Lane:
     def begin(self, events: Sequence[Any] = ()) -> None:
         """Has what follows wait for what the current stream has been given, and for `events`."""
         self.ask_for_the_rest()
-        # On the current stream, which it finds in a fifth of the time that asking for it takes. The
-        # waits are for what it stands for now; so it may be recorded again by the next call.
+        # On the current device's current stream, which it finds in a fifth of the time that asking
+        # for it takes. The waits are for what it stands for now, so the next call may record it.
         self._given.record()
-        for event in (self._given, *events):
-            for stream in self.streams:
-                self.wait(stream, event)
+        for stream in self.streams:
+            self._given.wait(stream)
+            for event in events:
+                event.wait(stream)
 
     def ask_for_the_rest(self) -> None:
         """Asks for what an earlier call has left to be asked for, if somebody still holds that."""

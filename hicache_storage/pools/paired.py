@@ -105,10 +105,10 @@ class PairedPools:
             return False
         pool.check_storage("draft pool")
         self._check_draft(pool)
-        self.draft_host = HostPool(pool.geometry, self.host.num_pages, self.host.layout, self._pin)
-        self.draft_device = pool
-        self._ends = Ends(self.device, self.host, (self.draft_device, self.draft_host))
-        self._prepare(self.draft_device, self.draft_host)
+        host = HostPool(pool.geometry, self.host.num_pages, self.host.layout, self._pin)
+        ends = Ends(self.device, self.host, (pool, host))
+        self._prepare(pool, host)
+        self.draft_device, self.draft_host, self._ends = pool, host, ends
         return True
 
     def backup(self, device_indices: Tensor, host_indices: Tensor) -> Transfer:

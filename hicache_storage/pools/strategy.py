@@ -83,15 +83,15 @@ def backup_way(
     if strategy == "kernel" and kernels:
         return "kernel"
     only_copies = strategy == "copy_engine" or not kernels
-    part_bytes = min(geometry.part_bytes)
     by_layer = layout == "layer_first" or geometry.layers == 1
-    if dense and part_bytes // geometry.layers >= DIRECT_STRETCH and (by_layer or spaced):
+    if dense and geometry.layer_stretch >= DIRECT_STRETCH and (by_layer or spaced):
         return "direct" if by_layer else "rows"
     if only_copies:
         return "staged"
     if by_layer:
         return "kernel"
     # Only if needed: the link waits meanwhile.
+    part_bytes = min(geometry.part_bytes)
     long = part_bytes >= STAGED_STRETCH or part_bytes * run_pages() >= STAGED_STRETCH
     return "staged" if long else "kernel"
 
@@ -119,7 +119,7 @@ def loads_directly(
     """
     if not dense or pages == 0 or (strategy == "kernel" and kernels):
         return False
-    stretch = min(geometry.part_bytes) // geometry.layers
+    stretch = geometry.layer_stretch
     if layout == "layer_first" and stretch < DIRECT_STRETCH <= stretch * pages:
         stretch = int(stretch * run_pages())
     return stretch >= DIRECT_STRETCH
@@ -151,7 +151,7 @@ def _load_steps(
 ) -> Mapping[int, Step]:
     """`few` layers make a step of some size; `direct` is whether pages may go so."""
     layers = range(geometry.layers)
-    stretch = min(geometry.part_bytes) // geometry.layers
+    stretch = geometry.layer_stretch
     if direct:
         steps = _steps(layers, few, "direct")
     elif kernels and strategy != "copy_engine":

@@ -87,7 +87,8 @@ class LayerEvents:
             return ()
         if loading.asked < self.layers:
             _refuse_capture()
-            with loading.lane:
+            lane = loading.lane
+            with lane.lock, lane.on_device(), lane:
                 loading.ask(layer)
         return loading.events(layer)
 
@@ -118,8 +119,8 @@ class Ends:
     """The pools at both ends of copies: a device pool and its host pool, and the draft's beside
     them. Raises ConfigError if they don't belong together.
 
-    For copies that follow each other: a draft's takes 1.2 ms, and each microsecond until its first
-    byte counts."""
+    What doesn't change between calls is found out here, since the link waits for a call's first
+    copy."""
 
     def __init__(
         self, device_pool: DevicePool, host_pool: HostPool, draft: Pair | None = None
@@ -163,7 +164,8 @@ class Ends:
                 _backup_cpu(device, host, source, destination)
             return Transfer(self.pools)
         _refuse_capture()
-        with lane or shared_lane(self.device, "out") as used:
+        used = lane or shared_lane(self.device, "out")
+        with used.lock, used.on_device(), used:
             events = cuda_backup.backup(self._routes, source, destination, used, strategy, after)
         if lane is None:
             _hold_current_stream(self.device, events)
@@ -189,7 +191,8 @@ class Ends:
                 _load_cpu(device, host, source, destination)
             return LayerEvents(self.pools, self.layers)
         _refuse_capture()
-        with lane or shared_lane(self.device, "back") as used:
+        used = lane or shared_lane(self.device, "back")
+        with used.lock, used.on_device(), used:
             asked = Loading(self._routes, source, destination, used, strategy, after)
         loading = LayerEvents(self.pools, self.layers, asked)
         if lane is None:
@@ -219,10 +222,14 @@ def backup(
     host_indices: Tensor,
     *,
     draft: Pair | None = None,
-    **options: Any,
+    lane: Lane | None = None,
+    strategy: Strategy = "auto",
+    after: Sequence[Any] = (),
 ) -> Transfer:
     """`Ends.backup` between these pools; `draft` is (device pool, host pool)."""
-    return Ends(device_pool, host_pool, draft).backup(device_indices, host_indices, **options)
+    return Ends(device_pool, host_pool, draft).backup(
+        device_indices, host_indices, lane=lane, strategy=strategy, after=after
+    )
 
 
 def load_back(
@@ -232,10 +239,14 @@ def load_back(
     device_indices: Tensor,
     *,
     draft: Pair | None = None,
-    **options: Any,
+    lane: Lane | None = None,
+    strategy: Strategy = "auto",
+    after: Sequence[Any] = (),
 ) -> LayerEvents:
     """`Ends.load_back` between these pools; `draft` is (device pool, host pool) here too."""
-    return Ends(device_pool, host_pool, draft).load_back(host_indices, device_indices, **options)
+    return Ends(device_pool, host_pool, draft).load_back(
+        host_indices, device_indices, lane=lane, strategy=strategy, after=after
+    )
 
 
 def _refuse_capture() -> None:
@@ -271,6 +282,6 @@ def prepare(pair: Pair, out: Lane, back: Lane, strategy: Strategy) -> None:
     """Does for copies between these pools what would make the first ones slower than others:
     kernels are compiled, staging memory is made."""
     for lane, to_pool in ((out, False), (back, True)):
-        with lane:
+        with lane.lock, lane.on_device(), lane:
             lane.ask_for_the_rest()
             cuda_prepare.prepare(routes(*pair), lane, to_pool=to_pool, strategy=strategy)

@@ -150,12 +150,12 @@ def test_a_call_has_no_more_copies_than_it_says_and_leaves_the_package_as_it_was
 ) -> None:
     moves = modules["gpu_link_moves"]
     pages = moves.Pages.stretches(moves.Ends(4 * MIB), 4 * KIB, 4 * MIB)
-    usual = copy_engine._BATCH
+    usual = copy_engine.BATCH
     for streams, a_call in ((1, 64), (2, 256)):
         asked.clear()
         pages.batches(streams, a_call).ask("load")
         assert max(count for count, _ in asked) == a_call
-        assert usual == copy_engine._BATCH
+        assert usual == copy_engine.BATCH
 
 
 @pytest.mark.parametrize("lost", ["backup", "load"])

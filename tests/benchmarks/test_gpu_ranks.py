@@ -236,7 +236,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "fault",
     [
-        "PairedPools._draft = None",
+        "from hicache_storage.pools import paired\n"
+        "ends = paired.Ends\n"
+        "paired.Ends = lambda device, host, draft=None: ends(device, host)",
         "backup = PairedPools.backup\n"
         "PairedPools.backup = lambda self, pages, host: backup(self, pages[1:], host[1:])",
         "load = PairedPools.load_back\n"

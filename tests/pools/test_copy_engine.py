@@ -15,7 +15,8 @@ from hicache_storage.pools import copy_engine
 from hicache_storage.pools import driver as cuda_driver
 from hicache_storage.pools.row_copies import RowCopies
 
-STREAM = 77
+STREAM = (1 << 40) + 77
+"""A handle is an address."""
 
 
 class Driver:
@@ -62,6 +63,7 @@ class Driver:
 
     def _batch_of_rows(self, count: Any, operations: Any, *rest: Any) -> None:
         assert len(rest) == (1 if self.calls[-1].endswith("_v2") else 2)
+        assert rest[-1] == 0, "no flags"
         for i in range(count):
             words = (ctypes.c_uint64 * 14).from_address(operations + 112 * i)
             kind, source, source_pitch, source_height, _ = words[:5]
@@ -155,6 +157,19 @@ def test_stretches_of_any_size_are_copied_the_first_few_at_once(
         few = [12, 4] if batch == 12 else [16]
         many = {256: [256, 256, 188], 64: [64, 192, 256, 188], 12: [12, 36, 108, 256, 256, 32]}
         assert driver.counts == {1: [1], 16: few, 700: many[batch]}[count]
+
+
+def test_no_copies_are_nothing_to_ask_for(driver: Driver) -> None:
+    copy_engine.copy_stretches(np.zeros((3, 0), np.int64), STREAM, batched=True)
+    copy_engine.copy([], STREAM, to_device=True, batched=True)
+    assert not driver.calls
+
+
+def test_a_copy_may_be_longer_than_4_gib(driver: Driver) -> None:
+    given: list[int] = []
+    driver.cuMemcpyAsync = TypedCall(lambda *arguments: given.extend(arguments) or 0)
+    copy_engine.copy_one(1 << 46, 1 << 45, 5 << 30, STREAM)
+    assert given == [1 << 45, 1 << 46, 5 << 30, STREAM]
 
 
 def test_a_refused_copy_is_an_error_that_says_which(driver: Driver) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from pools.pool_cases import slots
+from hicache.held_copies import held_copies
+from pools.pool_cases import MHA, device_pool, fill_random, host_page, page_bytes, slots
 
 from hicache_storage.pools.in_flight import InFlight
+from hicache_storage.pools.paired import PairedPools
 
 
 class Copy:
@@ -89,3 +91,22 @@ def test_a_copy_is_asked_for_in_full_once_another_must_wait_for_it() -> None:
     assert not later.asked
     assert shared(copies, slots([7]), slots([1])) == ["later"]
     assert later.asked
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_copies_the_other_way_that_share_a_slot_come_first(seed: int) -> None:
+    with held_copies(seed, kernels=False) as device:
+        pools = PairedPools(device_pool(MHA, 4), host_pages=4, layout="layer_first")
+        fill_random(pools.device, seed)
+        first = page_bytes(pools.device, 0, pools.host.order)
+        page = [slots([i]) for i in range(4)]
+        pools.backup(page[0], page[0])
+        loading = pools.load_back(page[0], page[3])
+        moving = pools.backup(page[3], page[1])
+        out, back = (bool(lane.link.work) for lane in device.lanes)
+        assert out
+        assert back, "each way has a lane of its own"
+        moving.wait()
+        loading.synchronize()
+        assert page_bytes(pools.device, 3, pools.host.order) == first
+        assert host_page(pools.host, 1) == first

@@ -37,62 +37,81 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-class Current:
-    """The device that is the current one, as `torch.cuda.device` has it."""
+class Device:
+    """The current device, which a lane makes its own."""
 
     def __init__(self) -> None:
-        self.entered: list[int | None] = []
-        self.fails = False
+        self.lane = SimulatedLane(1, kernels=True, seed=1)
+        self.lane.device = torch.device("cuda", 3)
+        self.lane.settle = lambda: self._happens("settled")  # type: ignore[method-assign]
+        self.happened: list[tuple[Any, bool]] = []
+        """What, and whether the lane was this thread's alone."""
+        self.fails: dict[str, type[BaseException]] = {}
 
     @contextlib.contextmanager
     def __call__(self, index: int | None) -> Iterator[None]:
-        if self.fails:
-            raise RuntimeError("no device")
-        self.entered.append(index)
-        yield
-        assert self.entered.pop() == index
+        self._happens(f"device {index}")
+        try:
+            yield
+        finally:
+            self._happens("left")
+
+    def _happens(self, what: str) -> None:
+        self.happened.append((what, self.lane.lock.locked()))
+        if what in self.fails:
+            raise self.fails[what]
 
 
 @pytest.fixture
-def current(monkeypatch: pytest.MonkeyPatch) -> Current:
-    found = Current()
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    found = Device()
     monkeypatch.setattr(torch.cuda, "device", found)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return found
+
+
+def in_charge(lane: Lane, error: type[BaseException] | None = None) -> None:
+    with lane.lock, lane.on_device(), lane:
+        if error is not None:
+            raise error
 
 
 @pytest.mark.parametrize("capturing", [False, True])
 def test_what_fails_midway_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, current: Current, capturing: bool
+    monkeypatch: pytest.MonkeyPatch, device: Device, capturing: bool
 ) -> None:
     """But not while the stream is captured: then nothing was asked for, and a wait would end it."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    lane = SimulatedLane(1, kernels=True, seed=1)
-    lane.device = torch.device("cuda", 3)
-    settled: list[Any] = []
-    monkeypatch.setattr(
-        lane, "settle", lambda: settled.append((lane.lock.locked(), *current.entered))
-    )
-    with pytest.raises(MemoryError), lane:
-        raise MemoryError
-    assert settled == ([] if capturing else [(True, 3)]), "before others may use the lane"
-    for _ in range(2):
-        assert not lane.lock.locked()
-        assert not current.entered
-        with lane as entered:
-            assert entered is lane
-            assert lane.lock.locked()
-            assert current.entered == [3]
-    assert len(settled) <= 1
+    with pytest.raises(MemoryError):
+        in_charge(device.lane, MemoryError)
+    settled = [] if capturing else [("settled", True)]
+    assert device.happened == [("device 3", True), *settled, ("left", True)]
+    device.happened.clear()
+    in_charge(device.lane)
+    assert device.happened == [("device 3", True), ("left", True)]
+    assert not device.lane.lock.locked()
 
 
-def test_a_lane_whose_device_cannot_be_made_the_current_one_is_free_again(
-    current: Current,
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["device 3", "settled", "left"])
+def test_a_lane_is_free_again_whatever_fails(
+    device: Device, where: str, error: type[BaseException]
 ) -> None:
-    lane = SimulatedLane(1, kernels=True, seed=1)
-    current.fails = True
-    with pytest.raises(RuntimeError, match="no device"), lane:
-        pass
-    assert not lane.lock.locked()
+    device.fails = {where: error}
+    with pytest.raises(error):
+        in_charge(device.lane, MemoryError)
+    assert where in dict(device.happened)
+    assert not device.lane.lock.locked()
+
+
+def test_stretches_are_asked_for_as_the_lane_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(copy_engine, "copy_stretches", lambda *a, **k: given.append((a, k)))
+    lane = Lane.__new__(Lane)
+    lane.link = SimpleNamespace(cuda_stream=5)
+    copies = np.zeros((3, 1), np.int64)
+    lane.copy_stretches(copies, pinned=False, batch=12)
+    assert given == [((copies, 5), {"batched": False, "batch": 12})]
 
 
 def test_what_has_come_is_counted_again_once_nothing_is_under_way() -> None:
@@ -242,7 +261,7 @@ def test_a_call_begins_behind_the_current_stream_its_events_and_what_was_left_to
     lane.later = weakref.ref(left)
     lane.begin([event])
     assert happened[:2] == [True, ("record", "the current one")]
-    assert happened[2:] == [(stream, each) for each in (given, event) for stream in lane.streams]
+    assert happened[2:] == [(stream, each) for stream in lane.streams for each in (given, event)]
     happened.clear()
     lane.begin()
     assert happened[0] == ("record", "the current one"), "it is asked for once"

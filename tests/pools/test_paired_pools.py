@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from pools.pool_cases import (
 
 from hicache_storage import ConfigError, Namespace, PageSizeMismatch
 from hicache_storage.pools import memory
+from hicache_storage.pools import paired as paired_module
 from hicache_storage.pools.device import DevicePool, HybridDevicePool, MHADevicePool
 from hicache_storage.pools.geometry import PageGeometry
 from hicache_storage.pools.layouts import LAYOUTS, Layout
@@ -194,6 +196,23 @@ def test_a_second_draft_is_refused_and_the_first_one_stays() -> None:
     with pytest.raises(ConfigError, match="registered already"):
         pools.register_draft(device_pool(MLA, PAGES))
     assert pools.draft_device is first
+
+
+def test_a_draft_that_could_not_be_registered_is_none() -> None:
+    """It may be tried again."""
+    pools = PairedPools(device_pool(MHA, PAGES), host_pages=PAGES)
+    draft = device_pool(replace(MHA, layers=1), PAGES)
+    for part in ("Ends", "HostPool"):
+        with (
+            mock.patch.object(paired_module, part, side_effect=MemoryError),
+            pytest.raises(MemoryError),
+        ):
+            pools.register_draft(draft)
+        assert pools.draft_host is None
+        assert pools.draft_device is None
+        assert pools.draft_spans(slots([0])) is None
+    assert pools.register_draft(draft)
+    assert pools.draft_spans(slots([0])) is not None
 
 
 def test_a_draft_is_registered_before_host_pages_are_used() -> None:

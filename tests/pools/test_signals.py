@@ -16,7 +16,7 @@ from hicache_storage.pools import driver
 from hicache_storage.pools import signals as signals_module
 from hicache_storage.pools.signals import Signals, signals
 
-STREAM = 9
+STREAM = (1 << 40) + 9
 
 
 def in_memory() -> Signals:

