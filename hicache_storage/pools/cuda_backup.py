@@ -43,7 +43,7 @@ def backup(
     for pair in pairs:
         by_way.setdefault(way_of(lane, pair, moves.run_pages, strategy), []).append(pair)
     if "staged" in by_way:
-        _backup_staged(by_way["staged"], moves, lane, strategy)
+        _backup_staged(by_way["staged"], moves, lane, strategy, after)
     for pair in by_way.get("rows", ()):
         ordered = moves.in_order
         for ours, theirs in zip(pair.spaced or (), pair.host.parts, strict=True):
@@ -89,7 +89,13 @@ def _backup_by_kernel(pairs: Sequence[Routes], moves: Moves, lane: Lane) -> None
             )
 
 
-def _backup_staged(pairs: Sequence[Routes], moves: Moves, lane: Lane, strategy: Strategy) -> None:
+def _backup_staged(
+    pairs: Sequence[Routes],
+    moves: Moves,
+    lane: Lane,
+    strategy: Strategy,
+    after: Sequence[Any],
+) -> None:
     """All layers of some pages at a time, of target and draft together; a kernel takes the first
     ones, so that the link is busy meanwhile."""
     if strategy == "auto" and all(lane.reaches(pair) for pair in pairs):
@@ -97,6 +103,7 @@ def _backup_staged(pairs: Sequence[Routes], moves: Moves, lane: Lane, strategy: 
         _backup_by_kernel(pairs, first, lane)
         if not len(moves):
             return
+    lane.behind(lane.side, after)
     device_slots, host_slots = moves.in_order.device, moves.in_order.host
     page_bytes = [pair.staged_bytes(pair.host.layers) for pair in pairs]
     at_a_time = pages_at_a_time(lane, sum(page_bytes))

@@ -142,15 +142,20 @@ class Lane:
         return self.mover.reaches_host and pair.pinned
 
     def begin(self, events: Sequence[Any] = ()) -> None:
-        """Has what follows wait for what the current stream has been given, and for `events`."""
+        """Has `link` wait for what the current stream has been given, and for `events`. What reads
+        pages on `side` waits by `behind`; what writes them there waits for `link`."""
         self.ask_for_the_rest()
         # On the current device's current stream, which it finds in a fifth of the time that asking
         # for it takes. The waits are for what it stands for now, so the next call may record it.
         self._given.record()
-        for stream in self.streams:
-            self._given.wait(stream)
-            for event in events:
-                event.wait(stream)
+        self.behind(self.link, events)
+
+    def behind(self, stream: Any, events: Sequence[Any]) -> None:
+        """Has a stream wait for what the current stream had been given when the call began, and for
+        `events`."""
+        self._given.wait(stream)
+        for event in events:
+            event.wait(stream)
 
     def ask_for_the_rest(self) -> None:
         """Asks for what an earlier call has left to be asked for, if somebody still holds that."""

@@ -101,9 +101,11 @@ class SimulatedLane(Lane):
 
     def begin(self, events: Sequence[Any] = ()) -> None:
         self.ask_for_the_rest()
+        self.behind(self.link, events)
+
+    def behind(self, stream: Any, events: Sequence[Any]) -> None:
         for event in events:
-            for stream in self.streams:
-                self.wait(stream, event)
+            self.wait(stream, event)
 
     @contextlib.contextmanager
     def on(self, stream: Any) -> Iterator[None]:

@@ -261,7 +261,10 @@ def test_a_call_begins_behind_the_current_stream_its_events_and_what_was_left_to
     lane.later = weakref.ref(left)
     lane.begin([event])
     assert happened[:2] == [True, ("record", "the current one")]
-    assert happened[2:] == [(stream, each) for stream in lane.streams for each in (given, event)]
+    assert happened[2:] == [(lane.link, given), (lane.link, event)]
+    happened.clear()
+    lane.behind(lane.side, [event])
+    assert happened == [(lane.side, given), (lane.side, event)]
     happened.clear()
     lane.begin()
     assert happened[0] == ("record", "the current one"), "it is asked for once"
