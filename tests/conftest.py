@@ -6,9 +6,14 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
 from page_names import page_hash
 
 from hicache_storage import Namespace
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("unhurried", settings(), deadline=None)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture

