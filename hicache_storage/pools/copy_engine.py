@@ -26,8 +26,8 @@ asked for, which takes it and each of its copies half a microsecond and more."""
 NEXT_BATCH = 100
 """Copies of the first call where the device soon has nothing else to do."""
 _GROWTH = 3
-"""From call to call: what one brings takes the link four times as long as the caller takes to ask
-for it, and each call costs the link 3 us."""
+"""From call to call: what one brings takes the link 3 to 5 times as long as the caller takes to ask
+for it, by the processor, and each call costs the link 3 us."""
 Words = npt.NDArray[Any]
 """Of 8 bytes each."""
 _SOURCE_IN_STREAM_ORDER = 1
@@ -125,7 +125,7 @@ def copy_one(source: int, target: int, size: int, stream: int) -> None:
 
 
 def _batches(copies: Words, stream: int, batch: int) -> None:
-    """In calls of `batch` copies, then of three times as many, up to BATCH. `copies` as of
+    """In calls of `batch` copies, then of _GROWTH times as many, up to BATCH. `copies` as of
     `stretches.Copies`."""
     row = copies.shape[1] * _WORD_BYTES
     if row == 0:
